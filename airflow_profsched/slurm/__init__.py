@@ -1,0 +1,1 @@
+"""The Slurm room: what Slurm is told and how its answers are read. It knows neither Airflow nor any other room."""
