@@ -136,9 +136,7 @@ class ThrowawaySlurm:
         try:
             self._start_all()
         except BaseException:
-            logs = self.tail_logs()
             self.down()
-            print(logs, file=sys.stderr)
             raise
         (self.dir / "pids.json").write_text(json.dumps(self.pids), encoding="utf-8")
         return self
@@ -163,13 +161,19 @@ class ThrowawaySlurm:
     def _start_all(self) -> None:
         self.start("munged")
         if self.options.accounting:
+            # slurmdbd needs stored procedures, and they need the system tables: an empty directory would lose users in silence.
+            _checked(slurm_conf.mariadb_install(self.dir))
             self.start("mariadb")
             self.start("slurmdbd")
+            # Once before there are accounts, so that the cluster and its TRES are known; a slurmctld 22.05 that goes on
+            # through the making of the first association may crash in its fair share tree.
+            self.start("slurmctld")
+            self._wait("the cluster in accounting", self._known_gpu, 30)
+            self.kill("slurmctld")
+            self._make_accounts()
         self.start("slurmctld")
         for node in self.nodes:
             self.start(node)
-        if self.options.accounting:
-            self._make_accounts()
         self._wait("the nodes to be idle", self._nodes_idle, 30)
 
     @property
@@ -182,8 +186,6 @@ class ThrowawaySlurm:
         return {line.split()[0] for line in states if line.endswith(" idle")} == set(self.nodes)
 
     def _make_accounts(self) -> None:
-        """QoS need the cluster and its TRES to be known: "no TRES known by type gres/gpu" before slurmctld has told them."""
-        self._wait("the cluster in accounting", self._known_gpu, 30)
         for name in self.options.qos:
             self._sacctmgr("add", "qos", name)
         names = ",".join(("normal", *self.options.qos))
@@ -195,7 +197,7 @@ class ThrowawaySlurm:
     def _known_gpu(self) -> bool:
         known = self.command("sacctmgr", "-nP", "show", "tres", "format=type,name", user="root").stdout
         clusters = self.command("sacctmgr", "-nP", "show", "cluster", "format=cluster,controlport", user="root").stdout
-        return "gres|gpu" in known and f"|{self.ports[0]}" in clusters
+        return "gres|gpu" in known and f"t{self.ports[0]}|" in clusters
 
     def reset_qos(self) -> None:
         """Give every QoS the settings it was made with."""
@@ -347,6 +349,12 @@ def _free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
+
+
+def _checked(argv: Sequence[str]) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{argv[0]} exited {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
 
 
 def _listens(port: int) -> bool:
