@@ -1,259 +1,24 @@
-#!/usr/bin/env python3
-"""Runs on the node, around the user's program: the process that the cluster signals.
+"""One rank of one attempt: the program's start, its stop notice, and the end marker."""
 
-One file, standard library only, syntax and library of Python 3.6 (RHEL 8's), so that a copy of it works where this package
-is not installed. `python3 -I jobside.py run SPEC` runs the program of a spec.json; `look` tells what an attempt has left.
-What it promises to programs is the contract in docs/reference/job-side.md.
-"""
-
-import ctypes
 import errno
 import json
 import os
-import re
-import select
 import shlex
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
 
+from . import checkpoints, files, processes
+
 SAVED = 85  # exit code: saved, run me again (HTCondor's convention)
 REFUSED = 78  # EX_CONFIG of sysexits.h
-MANIFEST, MARKS = "profsched.json", ("COMPLETE", "_SUCCESS")
-MOST_BYTES = 1 << 20
 RESULT_BYTES = 16 << 20
 MARGIN_S = 2.0  # before a hard end by the cluster, so that the marker is still written
 LEFTOVERS_S = 2.0
 STRAY_SIGNAL_S = 0.3
 RANKS_TICK_S = 0.2
-PR_SET_CHILD_SUBREAPER = 36
-
-# ------------------------------------------------------------------------------------------------ reading
-
-
-def read_regular(path, most=MOST_BYTES):
-    """Read a regular file, without following a link and without waiting for a FIFO.
-
-    Args:
-        path: the file.
-        most: bytes; a larger file is an error.
-
-    Returns:
-        Its bytes.
-
-    Raises:
-        OSError: there is none, or it is something else.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        info = os.fstat(handle)
-        if not stat.S_ISREG(info.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        if info.st_size > most:
-            raise OSError(errno.EFBIG, "larger than %d bytes" % most, path)
-        with os.fdopen(os.dup(handle), "rb") as source:
-            return source.read(most)
-    finally:
-        os.close(handle)
-
-
-def read_json(path, most=MOST_BYTES):
-    """Read a JSON object from a regular file.
-
-    Args:
-        path: the file.
-        most: bytes; a larger file is an error.
-
-    Returns:
-        The dictionary.
-
-    Raises:
-        OSError: there is none.
-        ValueError: it holds no JSON object.
-    """
-    body = json.loads(read_regular(path, most).decode("utf-8"))
-    if not isinstance(body, dict):
-        raise ValueError("%s holds no JSON object" % path)
-    return body
-
-
-def newest_complete(directory, layout=""):
-    """Find the newest complete checkpoint.
-
-    Layouts: `manifest`, a directory with a `profsched.json` that names its files and their sizes and was written last;
-    `step`, a directory `step-N` (or `step_N`) with an empty file `COMPLETE` or `_SUCCESS` that was written last.
-
-    Args:
-        directory: where checkpoints lie.
-        layout: one of the two; empty: either.
-
-    Returns:
-        `(path, step)`, or None where there is no complete one.
-
-    Raises:
-        OSError: the directory cannot be read; that is not the same as none.
-    """
-    numbered, others = [], []
-    for entry in os.scandir(directory):
-        if not entry.is_dir(follow_symlinks=False):
-            continue
-        number = re.search(r"(\d+)$", entry.name)
-        if number:
-            numbered.append((int(number.group(1)), entry.path))
-        else:
-            others.append(entry.path)
-    for _, path in sorted(numbered, reverse=True):
-        step = complete_step(path, layout)
-        if step is not None:
-            return path, step
-    found = [(complete_step(path, layout), path) for path in others]
-    found = [(step, path) for step, path in found if step is not None]
-    return (max(found)[1], max(found)[0]) if found else None
-
-
-def complete_step(path, layout=""):
-    """Return the step of the checkpoint in a directory; None where it is not complete."""
-    step = manifest_step(path) if layout in ("", "manifest") else None
-    if step is None and layout in ("", "step"):
-        step = marked_step(path)
-    return step
-
-
-def manifest_step(path):
-    """Return the step that a manifest names, if every file it names is there with its size."""
-    try:
-        body = read_json(os.path.join(path, MANIFEST))
-    except (OSError, ValueError):
-        return None
-    step, files = body.get("step"), body.get("files")
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0 or not isinstance(files, dict):
-        return None
-    return step if all(has_file(path, name, size) for name, size in files.items()) else None
-
-
-def has_file(directory, name, size):
-    """Whether a regular file of that size lies below a directory."""
-    if name.startswith("/") or ".." in name.split("/"):
-        return False
-    try:
-        info = os.lstat(os.path.join(directory, name))
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISREG(info.st_mode) and info.st_size == size
-
-
-def marked_step(path):
-    """Return the step in the name of a `step-N` directory that has its mark."""
-    number = re.match(r"step[-_](\d+)$", os.path.basename(path))
-    if number and any(os.path.isfile(os.path.join(path, mark)) for mark in MARKS):
-        return int(number.group(1))
-    return None
-
-
-def view_checkpoints(directory, layout=""):
-    """Look for the newest complete checkpoint, as JSON of `Look` tells it.
-
-    Args:
-        directory: where checkpoints lie; empty: nowhere.
-        layout: as :func:`newest_complete`.
-
-    Returns:
-        `visible` False where it cannot be seen, and then `error`; else `path` and `step` (None: there is none).
-    """
-    view = {"visible": False, "path": "", "step": None, "error": ""}
-    if not directory:
-        view["error"] = "this task has no checkpoints"
-        return view
-    try:
-        newest = newest_complete(directory, layout)
-    except OSError as error:
-        view["error"] = "%s: %s" % (directory, error.strerror)
-        return view
-    view["visible"] = True
-    if newest:
-        view["path"], view["step"] = newest
-    return view
-
-
-# ------------------------------------------------------------------------------------------------ processes
-
-
-def descendants(root):
-    """Return the pids of all living processes below one, also those in sessions of their own."""
-    children = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open("/proc/%s/stat" % name, "rb") as source:
-                    fields = source.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != b"Z":
-                children.setdefault(int(fields[1]), []).append(int(name))
-    found, todo = [], [root]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found.extend(below)
-        todo.extend(below)
-    return found
-
-
-def send(pids, number):
-    """Send a signal to processes, some of which may be gone."""
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except OSError:
-            pass
-
-
-def adopt_orphans():
-    """Become the parent of every process whose own parent ends below us, so that none escapes (Linux 3.4)."""
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    except (OSError, AttributeError):
-        pass
-
-
-class Signals:
-    """Notes the first stop notice, and wakes the waiting loop at every signal."""
-
-    def __init__(self):
-        self.notice_s = None
-        self.number = None
-        self.passing = []  # signals that are the program's own affair
-        self.reader, writer = os.pipe()
-        for handle in (self.reader, writer):
-            os.set_blocking(handle, False)
-        signal.set_wakeup_fd(writer)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self.stop)
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, lambda got, frame: self.passing.append(got))
-
-    def also(self, number):
-        """Take another signal for a stop notice: the one that the policy asks the cluster for."""
-        signal.signal(number, self.stop)
-
-    def stop(self, number, frame):
-        """Handle a stop signal: the first one counts, repeats say nothing new."""
-        if self.notice_s is None:
-            self.notice_s, self.number = time.time(), number
-
-    def wait(self, seconds):
-        """Wait for a signal, or for the time to pass."""
-        try:
-            if select.select([self.reader], [], [], max(0.0, seconds))[0]:
-                os.read(self.reader, 4096)
-        except OSError:
-            pass
-
-
-# ------------------------------------------------------------------------------------------------ the job
 
 
 class Job:
@@ -310,7 +75,7 @@ class Job:
     def own_variables(self):
         """Read env.sh, byte for byte: a file for its owner alone, deleted at the end."""
         try:
-            text = os.fsdecode(read_regular(self.path("env.sh"), 64 << 20))
+            text = os.fsdecode(files.read_regular(self.path("env.sh"), 64 << 20))
         except OSError as error:
             self.say("the variables of the task cannot be read: %s" % error)
             return {}
@@ -358,7 +123,7 @@ class Job:
     def owner_attempt(self):
         """Return the attempt that the owner file names: a higher one than ours means that we are the past."""
         try:
-            owner = read_json(os.path.join(self.spec["task_dir"], "owner"))
+            owner = files.read_json(os.path.join(self.spec["task_dir"], "owner"))
             return owner["attempt"] if owner["task"] == self.spec["task"] else None
         except (OSError, ValueError, KeyError):
             return self.spec["attempt"]
@@ -388,13 +153,13 @@ class Job:
         if not self.admitted():
             return self.finish(SAVED if self.fenced else REFUSED)
         self.wait_for_fence()
-        view = view_checkpoints(self.spec["checkpoint_dir"], self.spec["layout"])
+        view = checkpoints.view_checkpoints(self.spec["checkpoint_dir"], self.spec["layout"])
         self.resume_from, self.start_step = view["path"], view["step"]
         if self.spec["checkpoint_dir"] and not view["visible"]:
             self.say("the checkpoints cannot be seen: %s" % view["error"])
         if not self.rank:
-            remove(self.path("result.json"))
-        remove(self.path("rank-%d.end" % self.rank))
+            files.remove(self.path("result.json"))
+        files.remove(self.path("rank-%d.end" % self.rank))
         if self.signals.notice_s is None:
             self.start()
             self.watch()
@@ -461,7 +226,7 @@ class Job:
     def pass_on(self):
         """Pass signals on that are the program's own affair."""
         while self.signals.passing:
-            send([self.program.pid], self.signals.passing.pop(0))
+            processes.send([self.program.pid], self.signals.passing.pop(0))
 
     def grace_end(self):
         """Return when the program has to be gone; infinity before a notice."""
@@ -492,10 +257,10 @@ class Job:
         self.say("%s: the program is ended" % why)
         until = time.time() + 5
         while time.time() < until:
-            below = descendants(os.getpid())
+            below = processes.descendants(os.getpid())
             if not below:
                 break
-            send(below, signal.SIGKILL)
+            processes.send(below, signal.SIGKILL)
             self.signals.wait(0.05)
             self.reap()
         if self.status is None:
@@ -506,12 +271,12 @@ class Job:
         until = time.time() + LEFTOVERS_S
         asked = False
         self.reap()
-        while descendants(os.getpid()):
-            below = descendants(os.getpid())
-            send(below, signal.SIGTERM if not asked else 0)
+        while processes.descendants(os.getpid()):
+            below = processes.descendants(os.getpid())
+            processes.send(below, signal.SIGTERM if not asked else 0)
             asked = True
             if time.time() >= until:
-                send(below, signal.SIGKILL)
+                processes.send(below, signal.SIGKILL)
             self.signals.wait(0.05)
             self.reap()
 
@@ -548,7 +313,7 @@ class Job:
                 done = True
                 self.mark(code, done)
         if not self.rank:
-            remove(self.path("env.sh"))
+            files.remove(self.path("env.sh"))
         return SAVED if noticed and not code and not done else code
 
     def is_done(self, code):
@@ -560,7 +325,7 @@ class Job:
     def has_result(self):
         """Whether the program has written a result of JSON."""
         try:
-            json.loads(read_regular(self.path("result.json"), RESULT_BYTES).decode("utf-8"))
+            json.loads(files.read_regular(self.path("result.json"), RESULT_BYTES).decode("utf-8"))
         except (OSError, ValueError):
             return False
         return True
@@ -568,7 +333,7 @@ class Job:
     def mark(self, code, done):
         """Write this rank's end marker: a temporary name, fsync, rename."""
         noticed = self.signals.notice_s is not None
-        view = view_checkpoints(self.spec["checkpoint_dir"], self.spec["layout"])
+        view = checkpoints.view_checkpoints(self.spec["checkpoint_dir"], self.spec["layout"])
         ended_by = os.WTERMSIG(self.status) if self.status is not None and os.WIFSIGNALED(self.status) else None
         body = {
             "version": 1,
@@ -596,7 +361,7 @@ class Job:
         }
         for pause in (0.2, 1.0, 0.0):  # a full or stale file system may come back
             try:
-                write_atomically(self.path("rank-%d.end" % self.rank), json.dumps(body))
+                files.write_atomically(self.path("rank-%d.end" % self.rank), json.dumps(body))
             except OSError as error:
                 self.say("the end marker cannot be written: %s" % error)
                 time.sleep(pause)
@@ -611,7 +376,7 @@ class Job:
     def ended(self, rank):
         """Whether a rank of this very start has written its end marker."""
         try:
-            marker = read_json(self.path("rank-%d.end" % rank))
+            marker = files.read_json(self.path("rank-%d.end" % rank))
         except (OSError, ValueError):
             return False
         return marker.get("nonce") == self.spec["nonce"] and marker.get("restart") == self.restart
@@ -634,25 +399,6 @@ def master_host():
     return first
 
 
-def remove(path):
-    """Remove a file that may not be there."""
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
-
-
-def write_atomically(path, text):
-    """Write a file so that others see all of it or nothing."""
-    partial = "%s.%d.tmp" % (path, os.getpid())
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "w") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    os.rename(partial, path)
-
-
 def run(spec_path):
     """Run the job of a spec.json.
 
@@ -662,24 +408,9 @@ def run(spec_path):
     Returns:
         The exit code.
     """
-    signals = Signals()  # first of all: a notice may come while we start
-    spec = read_json(spec_path)
+    signals = processes.Signals()  # first of all: a notice may come while we start
+    spec = files.read_json(spec_path)
     if spec["stop_signal"] != "TERM":
         signals.also(getattr(signal, "SIG" + spec["stop_signal"]))
-    adopt_orphans()
+    processes.adopt_orphans()
     return Job(spec, signals).run()
-
-
-def main(argv):
-    """Be the command line: `run SPEC`, or `look CHECKPOINT_DIR [LAYOUT]`."""
-    if len(argv) == 2 and argv[0] == "run":
-        return run(argv[1])
-    if len(argv) in (2, 3) and argv[0] == "look":
-        print(json.dumps(view_checkpoints(*argv[1:])))
-        return 0
-    sys.stderr.write("usage: jobside.py run SPEC | look CHECKPOINT_DIR [LAYOUT]\n")
-    return 64
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
