@@ -1,0 +1,413 @@
+"""Airflow's side of the directory that the nodes share: what it lays out for an attempt, and how it reads what jobs left.
+
+A job may leave anything there. So nothing is read through a link, from a FIFO or from another user's file, and everything
+read has a limit. Blocking; it knows no Airflow. The layout of the directory is in docs/reference/work-dir.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_profsched.cluster.carry import jobside_zip
+from airflow_profsched.cluster.exchange import Look, ReadFile, Reply
+from airflow_profsched.core.errors import PolicyError, WorkDirError
+from airflow_profsched.core.jobs import JobKey, TaskKey
+from airflow_profsched.jobside import checkpoints
+from airflow_profsched.jobside.files import write_atomically
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,6})")
+_MARKER_BYTES = 64 << 10
+_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class AttemptExistsError(WorkDirError):
+    """Somebody has taken this attempt's number: an earlier submission is possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Who may read what Airflow writes there.
+
+    Args:
+        group: the group of all files; empty: the user's own.
+        umask: what is withheld.
+    """
+
+    group: str = ""
+    umask: int = 0o077
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPaths:
+    """Where an attempt's files lie.
+
+    Args:
+        work_dir: the cluster's root.
+        key: the attempt.
+    """
+
+    work_dir: str
+    key: JobKey
+
+    @property
+    def task_dir(self) -> str:
+        """The directory of the task of a DAG run."""
+        return f"{self.work_dir}/{self.key.task.path}"
+
+    @property
+    def attempt_dir(self) -> str:
+        """The attempt's directory."""
+        return f"{self.task_dir}/attempt-{self.key.attempt}"
+
+    @property
+    def mailbox_dir(self) -> str:
+        """Where nodes leave notes."""
+        return f"{self.work_dir}/mailbox"
+
+    @property
+    def log(self) -> str:
+        """What the job wrote to stdout and stderr."""
+        return f"{self.attempt_dir}/job.log"
+
+    @property
+    def result(self) -> str:
+        """Where the program leaves its result."""
+        return f"{self.attempt_dir}/result.json"
+
+
+def default_checkpoint_dir(work_dir: str, task: TaskKey) -> str:
+    """Where a task's checkpoints lie unless it names another place: they belong to the task of a DAG run, not to a try."""
+    return f"{work_dir}/{task.path}/checkpoints"
+
+
+def check_work_dir(path: str, cluster: str) -> None:
+    """See that the shared directory can be used.
+
+    Args:
+        path: `work_dir` of the cluster.
+        cluster: its name, for the message.
+
+    Raises:
+        WorkDirError: it is not named, not there, or cannot be written.
+    """
+    if not path:
+        raise WorkDirError(
+            f"cluster {cluster} has no work_dir: name a directory that its nodes and Airflow share "
+            f"(clusters.{cluster}.work_dir in the policy file)"
+        )
+    if not Path(path).is_dir():
+        raise WorkDirError(
+            f"work_dir {path} of cluster {cluster} is not there, or is no directory, on this host ({socket.gethostname()}): "
+            "mount it, or make it for the user Airflow runs as"
+        )
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise WorkDirError(f"work_dir {path} of cluster {cluster} cannot be written by uid {os.geteuid()}: change its owner or mode")
+
+
+# ------------------------------------------------------------------------------------------------ laying out
+
+
+@contextmanager
+def in_words(what: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        help_ = "free space or raise the quota" if full else "see the directory's owner, mode and mount"
+        raise WorkDirError(f"{what} {path} failed: {error.strerror}: {help_}") from error
+
+
+def prepare_attempt(
+    paths: AttemptPaths, spec: Mapping[str, Any], env: Mapping[str, str], script: str, sharing: Sharing = Sharing()
+) -> None:
+    """Lay out everything that an attempt needs.
+
+    Args:
+        paths: where.
+        spec: jobside's instructions.
+        env: the task's variables; they reach the job byte for byte, in a file for its owner alone.
+        script: what is submitted, for the record.
+        sharing: who else may read the files.
+
+    Raises:
+        AttemptExistsError: somebody has taken this attempt's number.
+        WorkDirError: the directory cannot be written.
+        PolicyError: a variable that no process can have.
+    """
+    variables = env_file(env)  # refused before anything is written
+    old = os.umask(sharing.umask)
+    try:
+        with in_words("laying out", paths.attempt_dir):
+            _make_dirs(paths, spec)
+            _claim(paths)
+            try:
+                Path(paths.attempt_dir).mkdir()
+            except FileExistsError:
+                raise AttemptExistsError(f"{paths.attempt_dir} is there already") from None
+            _write(paths, "spec.json", json.dumps(spec).encode(), 0o600)
+            _write(paths, "env.sh", variables, 0o600)
+            _write(paths, "jobside.pyz", jobside_zip(), 0o600)
+            _write(paths, "step.sh", step_script(paths, spec["argv"], spec.get("cwd")).encode(), 0o700)
+            _write(paths, "script.sh", script.encode("utf-8", "surrogateescape"), 0o600)
+            _share(paths, sharing)
+    finally:
+        os.umask(old)
+
+
+def _make_dirs(paths: AttemptPaths, spec: Mapping[str, Any]) -> None:
+    wanted = [paths.task_dir, f"{paths.mailbox_dir}/heartbeats", f"{paths.mailbox_dir}/watch"]
+    if spec.get("checkpoint_dir"):
+        wanted.append(spec["checkpoint_dir"])
+    for directory in wanted:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+
+
+def _claim(paths: AttemptPaths) -> None:
+    """Write the owner file: a jobside of an earlier attempt that still lives reads there that its time is over."""
+    place = Path(paths.task_dir, "owner")
+    name, attempt = paths.key.task.name, paths.key.attempt
+    if place.exists():
+        owner = json.loads(place.read_text(encoding="utf-8"))
+        if owner.get("task") != name:
+            raise WorkDirError(f"{paths.task_dir} belongs to {owner.get('task')}, not to {name}: it is left untouched")
+        if int(owner.get("attempt", 0)) >= attempt:
+            raise AttemptExistsError(f"{place} names attempt {owner['attempt']} already")
+    write_atomically(str(place), json.dumps({"version": 1, "task": name, "attempt": attempt}))
+
+
+def _write(paths: AttemptPaths, name: str, content: bytes, mode: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(f"{paths.attempt_dir}/{name}", flags, mode)
+    with os.fdopen(handle, "wb") as out:
+        out.write(content)
+
+
+def _share(paths: AttemptPaths, sharing: Sharing) -> None:
+    if not sharing.group:
+        return
+    try:
+        gid = grp.getgrnam(sharing.group).gr_gid
+    except KeyError as error:
+        raise WorkDirError(f"the group {sharing.group} (files.group of the cluster) is not known on this host") from error
+    for place in (paths.task_dir, paths.attempt_dir, f"{paths.task_dir}/owner"):
+        os.chown(place, -1, gid)
+
+
+def env_file(env: Mapping[str, str]) -> bytes:
+    """Write variables as `export NAME='VALUE'` lines.
+
+    Args:
+        env: names and values; a value may hold anything but NUL, undecodable bytes as surrogates.
+
+    Returns:
+        The file.
+
+    Raises:
+        PolicyError: a name that is none, or a NUL.
+    """
+    lines = []
+    for name, value in env.items():
+        if not _ENV_NAME.fullmatch(name):
+            raise PolicyError(f"env: {name!r} is no name of a variable (letters, digits and _, no digit first)")
+        if "\0" in value:
+            raise PolicyError(f"env: the value of {name} holds a NUL, which no variable can")
+        lines.append(f"export {name}={shlex.quote(value)}\n")
+    return "".join(lines).encode("utf-8", "surrogateescape")
+
+
+def step_script(paths: AttemptPaths, argv: Collection[str], cwd: str | None) -> str:
+    """Render what every rank runs: jobside where python3 is new enough, else the bare command.
+
+    Args:
+        paths: where the attempt's files lie.
+        argv: the command.
+        cwd: its working directory; None: the task's.
+
+    Returns:
+        A POSIX shell script.
+    """
+    place = shlex.quote(paths.attempt_dir)
+    command = " ".join(shlex.quote(word) for word in argv)
+    return f"""#!/bin/sh
+if python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
+  exec python3 -I {place}/jobside.pyz run {place}/spec.json
+fi
+echo 'profsched: this node has no python3 >= 3.6: the command runs without resume information' >&2
+: > {place}/plain
+cd {shlex.quote(cwd or paths.task_dir)} || exit 1
+. {place}/env.sh
+exec {command}
+"""
+
+
+def remove_attempt(paths: AttemptPaths) -> None:
+    """Remove the directory of an attempt that was never submitted, and give its number back.
+
+    Args:
+        paths: where its files lie.
+    """
+    shutil.rmtree(paths.attempt_dir, ignore_errors=True)
+    body = {"version": 1, "task": paths.key.task.name, "attempt": paths.key.attempt - 1}
+    with in_words("writing", f"{paths.task_dir}/owner"):
+        write_atomically(f"{paths.task_dir}/owner", json.dumps(body))
+
+
+def highest_attempt(work_dir: str, task: TaskKey) -> int:
+    """Return the highest attempt that has a directory; 0 where there is none."""
+    try:
+        names = os.listdir(f"{work_dir}/{task.path}")
+    except OSError:
+        return 0
+    return max((int(match.group(1)) for name in names if (match := _ATTEMPT.fullmatch(name))), default=0)
+
+
+def set_checkpoints_aside(work_dir: str, task: TaskKey) -> str:
+    """Move a task's checkpoints away, for a run that starts afresh; nothing is deleted.
+
+    Args:
+        work_dir: the cluster's root.
+        task: the task.
+
+    Returns:
+        Where they lie now; empty where there were none.
+    """
+    old = Path(default_checkpoint_dir(work_dir, task))
+    if not old.is_dir() or not any(old.iterdir()):
+        return ""
+    aside = old.with_name(f"checkpoints.before-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}")
+    with in_words("moving aside", str(old)):
+        old.rename(aside)
+    return str(aside)
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+@contextmanager
+def _opened(work_dir: str, path: str, flags: int) -> Iterator[int]:
+    """Open a path below a root, no component of which may be a link."""
+    relative = os.path.relpath(path, work_dir)
+    if relative.startswith(".."):
+        raise OSError(errno.EACCES, f"is not below {work_dir}", path)
+    parts = [part for part in relative.split("/") if part != "."]
+    handle = os.open(work_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            inner = os.open(part, flags if last else _DIR, dir_fd=handle)
+            os.close(handle)
+            handle = inner
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _regular(handle: int, work_dir: str, name: str) -> os.stat_result:
+    info = os.fstat(handle)
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.EINVAL, "is no regular file: not read", name)
+    if info.st_uid not in (os.geteuid(), os.stat(work_dir).st_uid):
+        raise OSError(errno.EPERM, f"belongs to uid {info.st_uid}: not read", name)
+    return info
+
+
+def read_tail(request: ReadFile) -> Reply:
+    """Read the end of a file that a job wrote.
+
+    Args:
+        request: which, and how much.
+
+    Returns:
+        The text (undecodable bytes as surrogates), or the errno and what is wrong, in words.
+    """
+    try:
+        with _opened(request.work_dir, request.path, _FILE) as handle:
+            size = _regular(handle, request.work_dir, request.path).st_size
+            start = max(0, size - request.max_bytes)
+            content = os.pread(handle, request.max_bytes, start)
+    except OSError as error:
+        return Reply(error.errno or errno.EIO, "", _words(request.path, error))
+    text = content.decode("utf-8", "replace")
+    return Reply(0, f"[… the first {start} bytes are left out …]\n{text}" if start else text)
+
+
+def _words(path: str, error: OSError) -> str:
+    link = error.errno == errno.ELOOP
+    return f"{path}: is a symbolic link: not followed" if link else f"{path}: {error.strerror}"
+
+
+def look(request: Look) -> Reply:
+    """Look at what an attempt left: its end markers, and the newest complete checkpoint.
+
+    Args:
+        request: where.
+
+    Returns:
+        JSON, as `findings_from_json` reads it.
+    """
+    markers, strange, names = [], [], []
+    try:
+        with _opened(request.work_dir, request.attempt_dir, _DIR) as handle:
+            names = os.listdir(handle)
+    except OSError as error:
+        strange.append(_words(request.attempt_dir, error))
+    for name in sorted(names):
+        if re.fullmatch(r"rank-[0-9]{1,6}\.end", name):
+            try:
+                markers.append(_marker(request, name))
+            except OSError as error:
+                strange.append(_words(f"{request.attempt_dir}/{name}", error))
+            except ValueError as error:
+                strange.append(f"{request.attempt_dir}/{name}: is no JSON object ({error})")
+    body = {
+        "markers": markers,
+        "plain": "plain" in names,
+        "checkpoint": checkpoints.view_checkpoints(request.checkpoint_dir, request.layout),
+        "strange": strange,
+    }
+    return Reply(0, json.dumps(body))
+
+
+def _marker(request: Look, name: str) -> dict[str, Any]:
+    with _opened(request.work_dir, f"{request.attempt_dir}/{name}", _FILE) as handle:
+        if _regular(handle, request.work_dir, name).st_size > _MARKER_BYTES:
+            raise OSError(errno.EFBIG, "is larger than a marker can be: not read", name)
+        body = json.loads(os.pread(handle, _MARKER_BYTES, 0))
+    if not isinstance(body, dict):
+        raise ValueError("not a mapping")  # noqa: TRY004 - read together with JSON's own errors
+    return body
+
+
+def read_spec(work_dir: str, key: JobKey) -> dict[str, Any]:
+    """Read an attempt's instructions, as they were laid out.
+
+    Args:
+        work_dir: the cluster's root.
+        key: the attempt.
+
+    Returns:
+        The spec; empty where it cannot be read.
+    """
+    paths = AttemptPaths(work_dir, key)
+    reply = read_tail(ReadFile(work_dir, f"{paths.attempt_dir}/spec.json", 16 << 20))
+    try:
+        body = json.loads(reply.out) if not reply.code else {}
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}

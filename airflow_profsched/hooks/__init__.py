@@ -1,0 +1,1 @@
+"""Connections and the senders behind them: where Airflow meets a cluster."""

@@ -1,0 +1,1 @@
+"""Triggers: what waits without holding a worker."""
