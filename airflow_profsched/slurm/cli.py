@@ -1,0 +1,260 @@
+"""Slurm by its commands: what each verb asks, and what its answer means. Nothing here sends anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+from airflow_profsched.cluster.exchange import Command, Exchange, Reply
+from airflow_profsched.core.errors import LostReplyError, SubmitError, SubmitLimitError
+from airflow_profsched.core.jobs import EndCause, FoundJob, JobRef, JobSnapshot, JobState
+from airflow_profsched.slurm import records
+from airflow_profsched.slurm.records import Record
+from airflow_profsched.slurm.replies import checked, said, unanswered
+
+ONLY_STATE_SINCE = (24, 11)
+"""The first release on which `squeue --only-job-state` was measured; 22.05 has none."""
+
+IDS_PER_COMMAND = 1000
+_CLOCKS_S = 120.0
+_ANSWER = re.compile(r"(\d+)(?:;[\w.-]+)?")
+_LIMIT = re.compile("MaxSubmit|job submit limit|MaxJobCount|would exceed", re.IGNORECASE)
+_UNKNOWN_JOB = re.compile("invalid job id|job/step already completing or completed|already finished", re.IGNORECASE)
+_LIVE = "PENDING,RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STAGE_OUT,SIGNALING,STOPPED,RESIZING,REQUEUED,REQUEUE_HOLD,SPECIAL_EXIT"
+_SQUEUE = ("squeue", "--noheader", "--states=all")
+_PLAIN = (JobState.RUNNING, JobState.QUEUED)
+
+
+def submit(script: str, name: str, nonce: str) -> Exchange[str]:
+    """Submit once. A lost answer is looked up by the nonce in the job's comment.
+
+    Args:
+        script: the batch script.
+        name: the job's name.
+        nonce: the submission's nonce.
+
+    Returns:
+        The job's id.
+
+    Raises:
+        SubmitLimitError: refused for now.
+        SubmitError: refused.
+        LostReplyError: no answer, and no such job: it may still come.
+        ClusterUnavailableError: the controller did not answer; nothing was submitted.
+    """
+    command = Command(("sbatch", "--parsable"), stdin=script, idempotent=False)
+    try:
+        reply = yield command
+    except LostReplyError as error:
+        return (yield from _look_up(name, nonce, error))
+    lines = [line.strip() for line in reply.out.splitlines() if line.strip()]
+    answer = _ANSWER.fullmatch(lines[-1]) if lines else None
+    if not reply.code and answer:
+        return answer.group(1)
+    if not reply.code or reply.code < 0 or "timed out" in reply.err.lower():
+        lost = LostReplyError(f"sbatch ended with {reply.code} and named no job: {said(reply)}")
+        return (yield from _look_up(name, nonce, lost))
+    if unanswered(reply):
+        checked(reply, command)
+    error = SubmitLimitError if _LIMIT.search(reply.err) else SubmitError
+    raise error(said(reply).replace("sbatch: error: ", ""))
+
+
+def _look_up(name: str, nonce: str, lost: LostReplyError) -> Exchange[str]:
+    """Find the job of a lost answer; it may have ended already."""
+    for job in (yield from _named(name, "all")):
+        if job.nonce == nonce:
+            return job.job_id
+    raise lost
+
+
+def find(name: str) -> Exchange[tuple[FoundJob, ...]]:
+    """Find the live jobs of a task instance.
+
+    Args:
+        name: the jobs' name.
+
+    Returns:
+        Newest first.
+    """
+    found = yield from _named(name, _LIVE)
+    return tuple(job for job in found if not job.state.ended)
+
+
+def _named(name: str, states: str) -> Exchange[tuple[FoundJob, ...]]:
+    fields = records.squeue_format(records.FIND_FIELDS)
+    command = Command(("squeue", "--noheader", "--me", f"--states={states}", f"--name={name}", f"--Format={fields}"))
+    out = checked((yield command), command)
+    return tuple(job for job in records.found_jobs(out) if job.name == name)
+
+
+def ours() -> Exchange[tuple[FoundJob, ...]]:
+    """Find every live job that this package has submitted as this user.
+
+    Returns:
+        Newest first.
+    """
+    fields = records.squeue_format(records.FIND_FIELDS)
+    command = Command(("squeue", "--noheader", "--me", f"--states={_LIVE}", f"--Format={fields}"))
+    found = records.found_jobs(checked((yield command), command))
+    return tuple(job for job in found if job.attempt is not None and not job.state.ended)
+
+
+# ------------------------------------------------------------------------------------------------ query
+
+
+def query(
+    refs: Collection[JobRef], details: Collection[JobRef], *, release: tuple[int, ...], accounting: bool
+) -> Exchange[dict[str, JobSnapshot]]:
+    """Ask about many jobs at once: the cheap form where the release has it, details where they may matter.
+
+    Args:
+        refs: the jobs.
+        details: those of them whose details are wanted in any case.
+        release: Slurm's.
+        accounting: whether there is accounting to ask about jobs that the controller does not know any more.
+
+    Returns:
+        Snapshots by id; a job that is absent is known to neither.
+    """
+    found: dict[str, JobSnapshot] = {}
+    detailed = {ref.job_id: ref for ref in details}
+    cheap = [ref for ref in refs if ref.job_id not in detailed] if release >= ONLY_STATE_SINCE else []
+    if cheap:
+        found = yield from _states(cheap)
+        detailed |= {ref.job_id: ref for ref in cheap if _worth_a_look(found.get(ref.job_id))}
+    else:
+        detailed = {ref.job_id: ref for ref in refs}
+    found |= yield from _details(tuple(detailed.values()))
+    missing = [ref for ref in refs if not _settled(found.get(ref.job_id))]
+    for ref in missing:
+        if ref.job_id in found and not found[ref.job_id].detailed:
+            del found[ref.job_id]
+    if accounting and missing:
+        found = _completed(found, (yield from _accounted(missing)))
+    return found
+
+
+def _worth_a_look(seen: JobSnapshot | None) -> bool:
+    return seen is None or seen.state not in _PLAIN or seen.raw not in ("RUNNING", "PENDING")
+
+
+def _settled(seen: JobSnapshot | None) -> bool:
+    """Whether accounting has nothing to add: it alone knows who cancelled a job."""
+    if seen is None or (seen.state.ended and not seen.detailed):
+        return False
+    return seen.cause is not EndCause.CANCELLED
+
+
+def _chunks(refs: Sequence[JobRef]) -> Iterator[Sequence[JobRef]]:
+    for start in range(0, len(refs), IDS_PER_COMMAND):
+        yield refs[start : start + IDS_PER_COMMAND]
+
+
+def _ids(refs: Collection[JobRef]) -> str:
+    return ",".join(sorted({ref.job_id for ref in refs}, key=int))
+
+
+def _states(refs: Sequence[JobRef]) -> Exchange[dict[str, JobSnapshot]]:
+    found: dict[str, JobSnapshot] = {}
+    for some in _chunks(refs):
+        command = Command((*_SQUEUE, "--only-job-state", f"--jobs={_ids(some)}", "--format=%A|%T"))
+        reply = yield command
+        if not _knows_none(reply):
+            found |= records.state_records(checked(reply, command))
+    return found
+
+
+def _details(refs: Sequence[JobRef]) -> Exchange[dict[str, JobSnapshot]]:
+    found: dict[str, JobSnapshot] = {}
+    fields = records.squeue_format(records.SQUEUE_FIELDS)
+    for some in _chunks(refs):
+        command = Command((*_SQUEUE, f"--jobs={_ids(some)}", f"--Format={fields}"))
+        reply = yield command
+        if not _knows_none(reply):
+            shown = {record.snapshot.job_id: record for record in records.squeue_records(checked(reply, command))}
+            found |= _own(some, shown.get)
+    return found
+
+
+def _knows_none(reply: Reply) -> bool:
+    """`squeue -j` of ids that are all unknown is an error; of some known ones it is not."""
+    return bool(reply.code) and "invalid job id" in reply.err.lower() and not unanswered(reply)
+
+
+def _accounted(refs: Sequence[JobRef]) -> Exchange[dict[str, JobSnapshot]]:
+    found: dict[str, JobSnapshot] = {}
+    fields = ",".join(records.SACCT_FIELDS)
+    for some in _chunks(refs):
+        asked = f"--jobs={_ids(some)}"
+        command = Command(("sacct", "--duplicates", "--allocations", "--noheader", "--parsable2", asked, f"--format={fields}"))
+        found |= _own(some, records.sacct_records(checked((yield command), command)).get)
+    return found
+
+
+def _own(refs: Collection[JobRef], record_of: Callable[[str], Record | None]) -> dict[str, JobSnapshot]:
+    """Keep the records that are ours: ids are reused, so name, user and time must agree as well."""
+    found = {}
+    for ref in refs:
+        record = record_of(ref.job_id)
+        if record is not None and _is(record, ref):
+            found[ref.job_id] = record.snapshot
+    return found
+
+
+def _is(record: Record, ref: JobRef) -> bool:
+    if record.name != ref.name or (ref.user and record.user != ref.user):
+        return False
+    submit_s = record.snapshot.submit_s
+    return submit_s is None or submit_s >= ref.submitted_s - _CLOCKS_S
+
+
+def _completed(found: dict[str, JobSnapshot], accounted: dict[str, JobSnapshot]) -> dict[str, JobSnapshot]:
+    """Add what accounting knows; where the controller knows a job as well, only who cancelled it."""
+    for job_id, row in accounted.items():
+        seen = found.get(job_id)
+        if seen is None:
+            found[job_id] = row
+        elif row.cause is EndCause.CANCELLED:
+            found[job_id] = replace(seen, cancelled_by=row.cancelled_by)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ acts
+
+
+def cancel(job_id: str) -> Exchange[None]:
+    """Cancel a job, and leave a mark in its comment that we asked for it.
+
+    Args:
+        job_id: the job; one that has ended, or is not known, is no error.
+
+    Raises:
+        ClusterError: Slurm refused.
+        ClusterUnavailableError: no answer; the job may run on.
+    """
+    show = Command(("squeue", "--noheader", f"--jobs={job_id}", "--Format=Comment:|"))
+    reply = yield show
+    comment = reply.out.strip().removesuffix("|") if not reply.code else ""
+    if comment.startswith(records.COMMENT) and not comment.endswith(records.CANCELLED):
+        # It is a copy for people and for the next try; where it cannot be written the job is cancelled all the same.
+        yield Command(("scontrol", "update", f"jobid={job_id}", f"comment={comment}{records.CANCELLED}"))
+    command = Command(("scancel", job_id))
+    reply = yield command
+    if reply.code and not _UNKNOWN_JOB.search(reply.err):
+        checked(reply, command)
+
+
+def nudge(job_id: str) -> Exchange[None]:
+    """Let a job start at once that Slurm has put off for two minutes after a restart.
+
+    Args:
+        job_id: the job.
+    """
+    command = Command(("scontrol", "update", f"jobid={job_id}", "StartTime=now"))
+    reply = yield command
+    if reply.code and unanswered(reply):
+        checked(reply, command)
+
+
