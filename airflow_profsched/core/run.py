@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -113,7 +114,7 @@ class Run:
 
     def to_json(self) -> dict[str, Json]:
         """Turn it into plain JSON, for the state store and for a trigger's arguments."""
-        return cast("dict[str, Json]", asdict(self))
+        return cast("dict[str, Json]", json.loads(json.dumps(asdict(self))))
 
     @classmethod
     def from_json(cls, body: Mapping[str, Json]) -> Run:

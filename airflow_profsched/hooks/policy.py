@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import conf
 from airflow_profsched.core.errors import PolicyError
 
 if TYPE_CHECKING:
-    from airflow_profsched.core.policy import Policy
+    from airflow_profsched.core.policyfile import Policy
 
 
 def policy_path() -> str:

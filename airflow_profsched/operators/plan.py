@@ -132,7 +132,7 @@ def placement(operator: WorkloadOperator, context: Context) -> SlurmPlacement:
     Raises:
         PolicyError: the policy file is wrong, or does not offer what is asked for.
     """
-    resources = model(Resources, operator.resources, operator.task_id) or Resources()
+    resources = model(Resources, operator.needs, operator.task_id) or Resources()
     request = TaskRequest(
         profile=operator.profile,
         resources=resources,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseOperator, conf
 
@@ -52,7 +52,7 @@ class WorkloadOperator(BaseOperator):
     template_fields: Sequence[str] = (
         "command",
         "profile",
-        "resources",
+        "needs",
         "checkpoint",
         "cwd",
         "image",
@@ -60,7 +60,7 @@ class WorkloadOperator(BaseOperator):
         "cluster",
         "overrides",
     )
-    template_fields_renderers: Mapping[str, str] = {"command": "json", "overrides": "json"}  # noqa: RUF012 - Airflow's
+    template_fields_renderers: ClassVar[dict[str, str]] = {"command": "json", "overrides": "json"}
     ui_color = "#e3f0e8"
     operator_extra_links = (JobLink(),)
 
@@ -88,7 +88,8 @@ class WorkloadOperator(BaseOperator):
         super().__init__(**kwargs)
         self.command = command
         self.profile = profile
-        self.resources = resources if resources is not None else Resources()
+        # Not `self.resources`: that attribute of BaseOperator is of another kind, and may not be a template field.
+        self.needs = resources if resources is not None else Resources()
         self.checkpoint = checkpoint
         self.env = env
         self.cwd = cwd

@@ -57,8 +57,8 @@ def submit(script: str, name: str, nonce: str) -> Exchange[str]:
         return (yield from _look_up(name, nonce, lost))
     if unanswered(reply):
         checked(reply, command)
-    error = SubmitLimitError if _LIMIT.search(reply.err) else SubmitError
-    raise error(said(reply).replace("sbatch: error: ", ""))
+    refused = SubmitLimitError if _LIMIT.search(reply.err) else SubmitError
+    raise refused(said(reply).replace("sbatch: error: ", ""))
 
 
 def _look_up(name: str, nonce: str, lost: LostReplyError) -> Exchange[str]:
