@@ -145,7 +145,7 @@ class ThrowawaySlurm:
         self._directory = self._directory or Path(tempfile.mkdtemp(prefix="slurm-"))
         self.dir.mkdir(parents=True, exist_ok=True)
         self.dir.chmod(0o755)
-        self.ports = _free_ports(self.options.nodes + 3)
+        self.ports = free_ports(self.options.nodes + 3)
         entry = users.ensure(self.user)
         for name in ("etc", "log", "run", "munge", "state", "dev", "mysql", "work"):
             (self.dir / name).mkdir(exist_ok=True)
@@ -341,7 +341,8 @@ class ThrowawaySlurm:
         self._wait("the queue to be empty", lambda: not self.command("squeue", "-h", user="root").stdout.strip(), 90)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
