@@ -211,6 +211,7 @@ class AirflowStack:
         while True:
             try:
                 self.api("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+                self.api("GET", f"/dags/{dag_id}/tasks")  # its serialised form may come a moment later
             except RuntimeError:
                 if time.monotonic() > until:
                     errors = self.api("GET", "/importErrors")
