@@ -60,6 +60,8 @@ class Policy:
         Returns:
             `file:line`, of the nearest enclosing place that is in the file.
         """
+        if place[:1] == ("profiles",) and place[:2] not in self.lines:
+            return "the built-in profile"
         for end in range(len(place), -1, -1):
             if place[:end] in self.lines:
                 return f"{self.path}:{self.lines[place[:end]]}"

@@ -22,7 +22,24 @@ if TYPE_CHECKING:
 Callback = Callable[[Any], None]
 
 
-class WorkloadOperator(BaseOperator):
+class _Needs(BaseOperator):
+    """Holds the resources under a name of its own.
+
+    BaseOperator has an argument `resources` of another kind, and Airflow (3.1 to 3.4) cannot read back a mapped task whose
+    `partial` names it: the whole file would vanish. So the author's `resources=` becomes `needs` before Airflow sees it.
+    """
+
+    def __init__(self, *, needs: Resources | Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.needs = Resources() if needs is None else needs
+
+    @classmethod
+    def partial(cls, *, task_id: str, resources: Any = None, **kwargs: Any) -> Any:
+        """As every operator's, with `resources` under its other name."""
+        return super().partial(task_id=task_id, needs=resources, **kwargs)
+
+
+class WorkloadOperator(_Needs):
     """Runs a command as a job of a workload profile, on the cluster that the policy file chooses.
 
     A preempted job is resumed from its newest complete checkpoint within the same Airflow try: `retries` is for the
@@ -85,11 +102,9 @@ class WorkloadOperator(BaseOperator):
         on_resumed: Callback | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**({"needs": resources} | kwargs))
         self.command = command
         self.profile = profile
-        # Not `self.resources`: that attribute of BaseOperator is of another kind, and may not be a template field.
-        self.needs = resources if resources is not None else Resources()
         self.checkpoint = checkpoint
         self.env = env
         self.cwd = cwd
