@@ -1,14 +1,15 @@
 """Conversations with a cluster, free of I/O.
 
 A *verb* is a generator: it yields requests, is sent replies, and returns a result. :func:`run` carries one over a
-blocking sender (the worker, the command line), :func:`arun` over an async one (the triggerer); nothing is written twice.
+blocking sender (the worker, the command line), :func:`arun` over an async one (the triggerer): nothing is written
+twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
-from typing import TypeVar, Union
+from typing import TypeVar
 
 from airflow_profsched.core.errors import ClusterUnavailableError
 
@@ -66,7 +67,7 @@ class ReadFile:
     max_bytes: int
 
 
-Request = Union[Command, Look, ReadFile]
+Request = Command | Look | ReadFile
 
 
 @dataclass(frozen=True, slots=True)

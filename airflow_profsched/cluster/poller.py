@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from airflow_profsched.core.jobs import JobRef, JobSnapshot, JobState
+from airflow_profsched.core.jobs import JobRef, JobSnapshot
 
 TICK_S = 2.0
 """How often the mailbox is listed and jobs in a critical moment are asked about."""
@@ -63,6 +63,7 @@ class Agenda:
         self._next_full_s = 0.0
         self._fulls = 0
         self._detailed: set[str] = set()
+        self._asked: set[str] = set()
 
     def due(
         self, now_s: float, waiting: Collection[Waiter], soon: Collection[str], notes: Listing
@@ -87,8 +88,13 @@ class Agenda:
         urgent = {w.ref.job_id: w.ref for w in waiting if w.note in notes or w.ref.job_id in soon}
         named = {w.ref.job_id: w.ref for w in waiting} if every else urgent
         first = {job_id: ref for job_id, ref in named.items() if job_id not in self._detailed}
-        self._detailed.update(named)
+        self._asked = set(named)
+        self._detailed |= self._asked
         return list(named.values()), list((urgent | first).values())
+
+    def unanswered(self) -> None:
+        """Note that the last question got no answer: the details are still wanted, at the next one."""
+        self._detailed -= self._asked
 
     def forget(self, job_id: str) -> None:
         """Drop what is remembered of a job."""
@@ -99,6 +105,8 @@ class Agenda:
 class _Entry:
     future: asyncio.Future[Sighting]
     soon: bool = False
+    missed: Sighting | None = None
+    """What came while the waiter was busy with the sighting before; its notes are cleared and come only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +155,19 @@ class Poller:
         Returns:
             What was seen. An answer that did not come is a sighting with an error, never an exception.
         """
+        entry = self._entries.get(waiter)
+        if entry is not None and entry.missed is not None:
+            seen, entry.missed, entry.soon = entry.missed, None, soon
+            return seen
         future: asyncio.Future[Sighting] = asyncio.get_running_loop().create_future()
         self._entries[waiter] = _Entry(future, soon)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._poll())
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.leave(waiter)
+            raise
 
     def leave(self, waiter: Waiter) -> None:
         """Stop waiting for a job: nobody is asked about it any more."""
@@ -165,16 +181,14 @@ class Poller:
 
     async def _poll(self) -> None:
         while self._entries:
-            began = time.monotonic()
             try:
-                await self._tick(began)
+                await self._tick(time.monotonic())
             except Exception as error:  # noqa: BLE001 - the fan-out: every waiter has to learn of it, whatever it was
-                self._tell(self.waiters, lambda _, error=error: Sighting(error=error))  # type: ignore[misc]
-            await asyncio.sleep(max(0.05, self._pause_s() - (time.monotonic() - began)))
-
-    def _pause_s(self) -> float:
-        impatient = self.mailbox is not None or any(entry.soon for entry in self._entries.values())
-        return min(self.tick_s, self.interval_s) if impatient else self.interval_s
+                self._agenda.unanswered()
+                for waiter in self.waiters:
+                    self._tell(waiter, Sighting(error=error))
+            # A whole tick after the answer, however long that took: a slow cluster is not asked without a pause.
+            await asyncio.sleep(min(self.tick_s, self.interval_s))
 
     async def _tick(self, now_s: float) -> None:
         waiting = self.waiters
@@ -187,18 +201,21 @@ class Poller:
             return
         answers = await self.ask(refs, details)
         asked = {ref.job_id for ref in refs}
-        self._tell(
-            [waiter for waiter in waiting if waiter.ref.job_id in asked],
-            lambda waiter: Sighting(answers.get(waiter.ref.job_id), frozenset(notes.get(waiter.note, ()))),
-        )
+        for waiter in waiting:
+            if waiter.ref.job_id in asked:
+                self._tell(waiter, Sighting(answers.get(waiter.ref.job_id), frozenset(notes.get(waiter.note, ()))))
         if self.mailbox is not None and notes:  # only now: a note must outlive a question that got no answer
             await self.mailbox.clear(notes)
 
-    def _tell(self, waiters: Collection[Waiter], sighting: Callable[[Waiter], Sighting]) -> None:
-        for waiter in waiters:
-            entry = self._entries.get(waiter)
-            if entry is not None and not entry.future.done():
-                entry.future.set_result(sighting(waiter))
+    def _tell(self, waiter: Waiter, seen: Sighting) -> None:
+        entry = self._entries.get(waiter)
+        if entry is None:
+            return
+        if not entry.future.done():
+            entry.future.set_result(seen)
+        elif seen.error is None:
+            before = entry.missed.notes if entry.missed is not None else frozenset()
+            entry.missed = replace(seen, notes=seen.notes | before)
 
 
 def critical(job: JobSnapshot | None, notes: Collection[str]) -> bool:
@@ -214,8 +231,3 @@ def critical(job: JobSnapshot | None, notes: Collection[str]) -> bool:
     if job is None or job.state.ended:
         return True
     return job.preempt_s is not None or "COMPLETING" in job.raw or bool({"notice", "end"} & set(notes))
-
-
-def plainly(state: JobState) -> bool:
-    """Whether a state needs no details: it runs, or it waits in the queue."""
-    return state in (JobState.RUNNING, JobState.QUEUED)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from airflow_profsched.cluster.exchange import Exchange, Look
-from airflow_profsched.cluster.scheduler import Scheduler
+from airflow_profsched.core.errors import ClusterUnavailableError
 from airflow_profsched.core.evidence import Findings, findings_from_json
 from airflow_profsched.core.jobs import JobRef, JobSnapshot, JobState
 from airflow_profsched.core.lifecycle import Action, Cancel, Nudge, Observation, Rules, StopAttempt, Watch, advance
-from airflow_profsched.core.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from airflow_profsched.cluster.exchange import Exchange, Look
+    from airflow_profsched.cluster.scheduler import Scheduler
+    from airflow_profsched.core.run import Run
+
+_MAY_HAVE_ENDED = (JobState.RUNNING, JobState.UNDETERMINED)
+_WAITS = (JobState.QUEUED, JobState.REQUEUED)
+"""The states in which the cluster's reason tells whether it can ever start; who is held waits for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +42,9 @@ def reference(run: Run) -> JobRef:
     return JobRef(run.job_id, run.task.name, run.submitted_s)
 
 
-def step(watched: Watched, run: Run, job: JobSnapshot | None, notes: Collection[str], now_s: float) -> Exchange[
-    tuple[Run, Action]
-]:
+def step(
+    watched: Watched, run: Run, job: JobSnapshot | None, notes: Collection[str], now_s: float
+) -> Exchange[tuple[Run, Action]]:
     """Take one step of a run: look where that may decide something, decide, and do what needs no new job.
 
     Args:
@@ -51,7 +60,7 @@ def step(watched: Watched, run: Run, job: JobSnapshot | None, notes: Collection[
     found = None
     if job is None or job.state.ended or _may_have_ended(run, job, notes):
         found = yield from look(watched.look)
-    hopeless = "" if job is None or job.state is not JobState.QUEUED else watched.scheduler.hopeless(job)
+    hopeless = watched.scheduler.hopeless(job) if job is not None and job.state in _WAITS else ""
     run, action = advance(run, Observation(now_s, job, found, hopeless), watched.rules)
     yield from _act(watched.scheduler, run, action)
     return run, (Watch() if isinstance(action, (Nudge, StopAttempt)) else action)
@@ -74,7 +83,7 @@ def look(request: Look) -> Exchange[Findings]:
 
 def _may_have_ended(run: Run, job: JobSnapshot, notes: Collection[str]) -> bool:
     noted = "end" in notes or run.marked_since_s is not None
-    return job.state is JobState.RUNNING and (noted or job.detailed)
+    return job.state in _MAY_HAVE_ENDED and (noted or job.detailed)
 
 
 def _act(scheduler: Scheduler, run: Run, action: Action) -> Exchange[None]:
@@ -95,10 +104,16 @@ def past_deadline(watched: Watched, run: Run, now_s: float) -> Exchange[tuple[Ru
         now_s: epoch seconds.
 
     Returns:
-        As :func:`step`; Watch before the deadline.
+        As :func:`step`; Watch before the deadline. A job that cannot be cancelled now is left: an orphan.
     """
     if watched.rules.deadline_s is None or now_s < watched.rules.deadline_s:
         return run, Watch()
     run, action = advance(run, Observation(now_s), watched.rules)
-    yield from _act(watched.scheduler, run, action)
+    if not isinstance(action, Cancel):
+        return run, action
+    try:
+        yield from _act(watched.scheduler, run, action)
+    except ClusterUnavailableError as error:
+        words = f"{action.failure.message}. The cluster does not answer ({error}), so its job may run on"
+        return run, replace(action.failure, message=f"{words}: `profsched orphans` will list it")
     return run, action

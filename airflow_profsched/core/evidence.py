@@ -19,6 +19,7 @@ _WALLTIME_SLACK_S = 60.0
 """Slurm may send the notice of `--signal` up to this much early (sbatch(1))."""
 
 _MARKERS_DECIDE = (EndCause.COMPLETED, EndCause.NONZERO_EXIT, EndCause.LAUNCH_FAILED)
+"""The cluster's causes over which the markers stand; `settle` without a cause waits for them too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class EndMarker:
     killed: bool = False
     fenced: bool = False
     done: bool = False
+    start_step: int | None = None
     step: int | None = None
     checkpoint: str = ""
     host: str = ""
@@ -84,12 +86,15 @@ class Submission:
         nonce: the submission's nonce.
         ranks: how many markers a whole end has.
         walltime_notice_s: how long before the walltime limit a notice was asked for; None where none was.
+        restarts: how often the cluster is known to have started it again; a marker of an earlier start tells nothing
+            of this one.
     """
 
     job_id: str
     nonce: str
     ranks: int
     walltime_notice_s: float | None = None
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ class Verdict:
         cause: why it ended; None while the evidence does not suffice.
         exit_code: the exit code that counts, of `rank`.
         rank: the rank whose end decided; None where no marker did.
+        start_step: the step that the program started from, by marker; None where no marker tells.
         step: the newest complete checkpoint's step, by marker or look; None where there is none or none can be seen.
         visible: whether the checkpoints could be seen, by anyone.
     """
@@ -107,6 +113,7 @@ class Verdict:
     cause: EndCause | None
     exit_code: int | None = None
     rank: int | None = None
+    start_step: int | None = None
     step: int | None = None
     visible: bool = False
 
@@ -115,7 +122,8 @@ def findings_from_json(text: str) -> Findings:
     """Read the reply to a :class:`~airflow_profsched.cluster.exchange.Look`.
 
     Args:
-        text: JSON of `workdir.look`. What a job wrote may be anything: a marker that is not whole is told, not believed.
+        text: JSON of `workdir.look`. What a job wrote may be anything: a marker that is not whole is told, not
+            believed.
 
     Returns:
         What was found.
@@ -125,7 +133,7 @@ def findings_from_json(text: str) -> Findings:
     for raw in body.get("markers", ()):
         try:
             markers.append(_marker(raw))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             strange.append(f"an end marker is not whole ({type(error).__name__}: {error})")
     seen = body.get("checkpoint") or {}
     checkpoint = CheckpointView(
@@ -137,7 +145,9 @@ def findings_from_json(text: str) -> Findings:
     return Findings(tuple(markers), body.get("plain") is True, checkpoint, tuple(strange))
 
 
-def _marker(raw: dict[str, object]) -> EndMarker:
+def _marker(raw: object) -> EndMarker:
+    if not isinstance(raw, dict):
+        raise TypeError(f"{raw!r} is not a mapping")
     notice = raw.get("notice_s")
     return EndMarker(
         rank=_whole(raw["rank"]),
@@ -151,6 +161,7 @@ def _marker(raw: dict[str, object]) -> EndMarker:
         killed=raw.get("killed") is True,
         fenced=raw.get("fenced") is True,
         done=raw.get("done") is True,
+        start_step=_step(raw.get("start_step")),
         step=_step(raw.get("step")),
         checkpoint=str(raw.get("checkpoint") or ""),
         host=str(raw.get("host") or ""),
@@ -159,22 +170,19 @@ def _marker(raw: dict[str, object]) -> EndMarker:
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        msg = f"{value!r} is not a whole number"
-        raise TypeError(msg)
+        raise TypeError(f"{value!r} is not a whole number")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        msg = f"{value!r} is not a text"
-        raise TypeError(msg)
+        raise TypeError(f"{value!r} is not a text")
     return value
 
 
 def _moment(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        msg = f"{value!r} is not a time"
-        raise TypeError(msg)
+        raise TypeError(f"{value!r} is not a time")
     return float(value)
 
 
@@ -194,21 +202,28 @@ def own_markers(found: Findings, own: Submission) -> tuple[EndMarker, ...]:
     """
     ours = [m for m in found.markers if m.nonce == own.nonce and m.job_id == own.job_id and 0 <= m.rank < own.ranks]
     newest = max((m.restart for m in ours), default=0)
-    return tuple(sorted((m for m in ours if m.restart == newest), key=lambda m: m.rank))
+    if newest < own.restarts:  # what an earlier start left; the newest has noted nothing yet
+        return ()
+    by_rank: dict[int, EndMarker] = {}
+    # Where two files claim one rank, the one that proves less is believed.
+    for marker in sorted((m for m in ours if m.restart == newest), key=lambda m: (m.done, m.ended_s), reverse=True):
+        by_rank[marker.rank] = marker
+    return tuple(by_rank[rank] for rank in sorted(by_rank))
 
 
 def all_ended(found: Findings, own: Submission) -> bool:
     """Whether every rank of this submission has noted its end."""
-    return len({m.rank for m in own_markers(found, own)}) == own.ranks
+    return len(own_markers(found, own)) == own.ranks
 
 
 def settle(seen: JobSnapshot, found: Findings, own: Submission) -> Verdict:
     """Decide why an attempt ended. First match wins (measured on three releases of Slurm, see docs/explanation).
 
     1. every rank declared the run finished: COMPLETED, whatever was on its way to the job;
-    2. the cluster's own causes, but for "completed" and "failed";
-    3. the markers;
-    4. the exit code, for a command that ran without jobside, or failed before it.
+    2. a preemption that the cluster noted, whatever it calls the end;
+    3. the cluster's own causes, but for "completed" and "failed";
+    4. the markers;
+    5. the exit code, for a command that ran without jobside, or failed before it.
 
     Args:
         seen: the ended job as the cluster tells it.
@@ -222,15 +237,35 @@ def settle(seen: JobSnapshot, found: Findings, own: Submission) -> Verdict:
     base = _progress(found, markers)
     if len(markers) == own.ranks and all(m.done for m in markers):
         return replace(base, cause=EndCause.COMPLETED, exit_code=0)
+    if seen.preempt_s is not None:
+        return replace(base, cause=EndCause.PREEMPTED, exit_code=seen.exit_code)
     if seen.cause not in _MARKERS_DECIDE:
         return replace(base, cause=seen.cause, exit_code=seen.exit_code)
     return _by_markers(base, seen, markers, own) or _by_exit(base, seen, found, markers)
 
 
-def settle_unknown(found: Findings, own: Submission) -> Verdict:
-    """Decide why a job ended that the cluster does not know any more: by its markers alone.
+def may_still_come(seen: JobSnapshot, found: Findings, own: Submission) -> bool:
+    """Whether a marker that is still on its way (a shared file system may be late) could change the verdict.
 
     Args:
+        seen: the ended job as the cluster tells it.
+        found: what it left.
+        own: its submission.
+
+    Returns:
+        False where nothing is missing, or the cluster's own cause stands whatever the markers say.
+    """
+    if settle(seen, found, own).cause is None:
+        return True
+    open_ = seen.preempt_s is None and seen.cause in (EndCause.COMPLETED, EndCause.NONZERO_EXIT)
+    return open_ and not found.plain and not all_ended(found, own)
+
+
+def settle_unknown(last: JobSnapshot, found: Findings, own: Submission) -> Verdict:
+    """Decide by its markers alone why a job ended of whose end the cluster says nothing.
+
+    Args:
+        last: the job as it was last known; its state does not count.
         found: what it left.
         own: its submission.
 
@@ -242,14 +277,16 @@ def settle_unknown(found: Findings, own: Submission) -> Verdict:
         return _progress(found, markers)
     failed = any(m.exit_code for m in markers)
     state, cause = (JobState.FAILED, EndCause.NONZERO_EXIT) if failed else (JobState.DONE, EndCause.COMPLETED)
-    return settle(JobSnapshot(own.job_id, state, cause), found, own)
+    return settle(replace(last, state=state, cause=cause), found, own)
 
 
 def _progress(found: Findings, markers: tuple[EndMarker, ...]) -> Verdict:
     steps = [m.step for m in markers if m.step is not None]
     if found.checkpoint.step is not None:
         steps.append(found.checkpoint.step)
-    return Verdict(None, step=max(steps, default=None), visible=found.checkpoint.visible or bool(steps))
+    started = max((m.start_step for m in markers if m.start_step is not None), default=None)
+    visible = found.checkpoint.visible or bool(steps)
+    return Verdict(None, start_step=started, step=max(steps, default=None), visible=visible)
 
 
 def _by_markers(base: Verdict, seen: JobSnapshot, markers: tuple[EndMarker, ...], own: Submission) -> Verdict | None:

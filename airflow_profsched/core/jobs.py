@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 _SAFE_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]{0,79}")
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
+_RESERVED = ("mailbox",)
+"""What lies beside the DAGs' directories: a DAG of that name gets another one."""
 
 
-class JobState(str, Enum):
+class JobState(StrEnum):
     """How a job stands (DRMAA2, GFD-R-P.194, section 8.1)."""
 
     UNDETERMINED = "undetermined"
@@ -30,7 +32,7 @@ class JobState(str, Enum):
         return self in (JobState.DONE, JobState.FAILED)
 
 
-class EndCause(str, Enum):
+class EndCause(StrEnum):
     """Why a job ended; the state says only that it ended."""
 
     COMPLETED = "completed"
@@ -216,9 +218,10 @@ def safe_segment(text: str) -> str:
         text: a DAG's or task's id, of any content.
 
     Returns:
-        1 to 80 characters that are no `.`, no `..`, no option and hold no separator; different texts give different segments.
+        1 to 80 characters that are no `.`, no `..`, no option and hold no separator; different texts give different
+        segments.
     """
-    if _SAFE_SEGMENT.fullmatch(text):
+    if _SAFE_SEGMENT.fullmatch(text) and text not in _RESERVED:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return f"{_slug(text)}~{digest}"

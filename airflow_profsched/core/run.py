@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
-from typing import Union, cast
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar, Union, cast
 
 from airflow_profsched.core.evidence import Submission
 from airflow_profsched.core.jobs import EndCause, Granted, JobKey, TaskKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]
 
 _HISTORY = 32
 
+T = TypeVar("T")
 
-class Phase(str, Enum):
+
+class Phase(StrEnum):
     """Where a run stands between Airflow and the cluster."""
 
     NEW = "new"
@@ -60,7 +64,7 @@ class Run:
         submitted_s: when it was submitted, epoch seconds.
         start_step: the newest complete checkpoint's step when it was submitted.
         restarts: how often the cluster itself started it again, as last seen.
-        started_s: when it was first seen running.
+        started_s: when its newest start ran.
         granted: what the cluster gave, as last seen.
         stopping: why this attempt was stopped by us; empty where it was not.
         adopted: whether an earlier try submitted it.
@@ -87,7 +91,7 @@ class Run:
     start_step: int | None = None
     restarts: int = 0
     started_s: float | None = None
-    granted: Granted = Granted()
+    granted: Granted = field(default=Granted())
     stopping: str = ""
     adopted: bool = False
     missing_since_s: float | None = None
@@ -110,7 +114,7 @@ class Run:
 
     def submission(self, ranks: int, walltime_notice_s: float | None = None) -> Submission:
         """What tells this attempt's markers from another's."""
-        return Submission(self.job_id, self.nonce, ranks, walltime_notice_s)
+        return Submission(self.job_id, self.nonce, ranks, walltime_notice_s, self.restarts)
 
     def to_json(self) -> dict[str, Json]:
         """Turn it into plain JSON, for the state store and for a trigger's arguments."""
@@ -126,24 +130,25 @@ class Run:
         Returns:
             The run.
         """
-        known = {name: body[name] for name in cls.__dataclass_fields__ if name in body}
-        return cls(
-            **cast(
-                "dict[str, object]",
-                known
-                | {
-                    "task": TaskKey(**cast("dict[str, str]", body["task"])),
-                    "phase": Phase(str(body.get("phase", Phase.NEW.value))),
-                    "granted": Granted(**cast("dict[str, str]", body.get("granted") or {})),
-                    "excluded": tuple(cast("list[str]", body.get("excluded") or ())),
-                    "history": tuple(Attempt(**cast("dict[str, int]", row)) for row in _rows(body.get("history"))),
-                },
-            ),  # type: ignore[arg-type]
-        )
+        fields = _known(cls, body) | {
+            "task": _build(TaskKey, _known(TaskKey, body["task"])),
+            "phase": Phase(str(body.get("phase", Phase.NEW.value))),
+            "granted": _build(Granted, _known(Granted, body.get("granted"))),
+            "excluded": tuple(cast("list[str]", body.get("excluded") or ())),
+            "history": tuple(
+                _build(Attempt, _known(Attempt, row)) for row in cast("list[Json]", body.get("history") or ())
+            ),
+        }
+        return _build(cls, fields)
 
 
-def _rows(value: Json) -> list[dict[str, Json]]:
-    return cast("list[dict[str, Json]]", value or [])
+def _known(kind: type[Run | TaskKey | Granted | Attempt], body: object) -> dict[str, object]:
+    given = cast("Mapping[str, object]", body or {})
+    return {name: given[name] for name in kind.__dataclass_fields__ if name in given}
+
+
+def _build(kind: Callable[..., T], values: Mapping[str, object]) -> T:
+    return kind(**values)
 
 
 def submitting(run: Run, attempt: int, nonce: str, now_s: float, start_step: int | None) -> Run:
@@ -160,13 +165,12 @@ def submitting(run: Run, attempt: int, nonce: str, now_s: float, start_step: int
         The run to keep before the request goes out.
     """
     return replace(
-        run,
+        _without_job(run),
         phase=Phase.SUBMITTING,
         attempt=attempt,
         nonce=nonce,
         submitted_s=now_s,
         start_step=start_step,
-        **_FRESH,
     )
 
 
@@ -194,7 +198,7 @@ def waiting(run: Run, not_before_s: float) -> Run:
     Returns:
         The run, without a job.
     """
-    return replace(run, phase=Phase.WAITING, not_before_s=not_before_s, **_FRESH)
+    return replace(_without_job(run), phase=Phase.WAITING, not_before_s=not_before_s)
 
 
 def recorded(run: Run, ended: Attempt) -> Run:
@@ -207,14 +211,17 @@ def stopped_for(run: Run) -> EndCause | None:
     return EndCause(run.stopping) if run.stopping else None
 
 
-_FRESH: dict[str, object] = {  # what belongs to one attempt only
-    "job_id": "",
-    "restarts": 0,
-    "started_s": None,
-    "granted": Granted(),
-    "stopping": "",
-    "adopted": False,
-    "missing_since_s": None,
-    "ended_since_s": None,
-    "marked_since_s": None,
-}
+def _without_job(run: Run) -> Run:
+    """Forget what belongs to one attempt only."""
+    return replace(
+        run,
+        job_id="",
+        restarts=0,
+        started_s=None,
+        granted=Granted(),
+        stopping="",
+        adopted=False,
+        missing_since_s=None,
+        ended_since_s=None,
+        marked_since_s=None,
+    )
