@@ -34,7 +34,9 @@ _ran: set[str] = set()
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     marks = REQUIRED & set(report.keywords)
     if report.skipped and marks and not hasattr(report, "wasxfail"):
-        _skipped.append(f"{report.nodeid}: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}")
+        _skipped.append(
+            f"{report.nodeid}: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
+        )
     elif report.when == "call":
         _ran.update(marks)
 

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from throwaway import users
 from throwaway.environment import Environment
@@ -45,7 +45,7 @@ class AirflowStack:
     _variables: dict[str, str] = field(default_factory=dict)
     _token: str = ""
 
-    def __enter__(self) -> AirflowStack:
+    def __enter__(self) -> Self:
         """Bring it up."""
         return self.up()
 
@@ -60,7 +60,7 @@ class AirflowStack:
 
     # ------------------------------------------------------------------------------------------------ life
 
-    def up(self) -> AirflowStack:
+    def up(self) -> Self:
         """Start the four processes and wait until all are healthy.
 
         Returns:
@@ -252,7 +252,9 @@ class AirflowStack:
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         """Return the task instances of a DAG run."""
-        return list(self.api("GET", f"/dags/{dag_id}/dagRuns/{_quoted(run_id)}/taskInstances?limit=200")["task_instances"])
+        return list(
+            self.api("GET", f"/dags/{dag_id}/dagRuns/{_quoted(run_id)}/taskInstances?limit=200")["task_instances"]
+        )
 
     def task(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
         """Return one task instance."""
@@ -268,7 +270,9 @@ class AirflowStack:
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
         """Return a task's log."""
-        path = f"/dags/{dag_id}/dagRuns/{_quoted(run_id)}/taskInstances/{task_id}/logs/{try_number}?map_index={map_index}"
+        path = (
+            f"/dags/{dag_id}/dagRuns/{_quoted(run_id)}/taskInstances/{task_id}/logs/{try_number}?map_index={map_index}"
+        )
         content = self.api("GET", path)["content"]
         return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in content)
 

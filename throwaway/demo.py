@@ -6,6 +6,7 @@ records and by the training's own step log, not by our counters.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -75,7 +76,20 @@ class Records:
         """Return accounting's newest row of every job."""
         names = ("job", "name", "qos", "state", "exit", "submit", "start", "end")
         fields = "jobidraw,jobname,qos,state,exitcode,submit,start,end"
-        argv = ("env", "SLURM_TIME_FORMAT=%s", "sacct", "-D", "-X", "-n", "-P", "--allusers", "-S", "now-1day", "-o", fields)
+        argv = (
+            "env",
+            "SLURM_TIME_FORMAT=%s",
+            "sacct",
+            "-D",
+            "-X",
+            "-n",
+            "-P",
+            "--allusers",
+            "-S",
+            "now-1day",
+            "-o",
+            fields,
+        )
         rows = (line.split("|") for line in self.slurm.command(*argv, user="root").stdout.splitlines())
         return {row[0]: dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)}
 
@@ -144,10 +158,17 @@ class Demo:
                 record = self._record(dag_id, task)
                 for attempt in record["attempts"] if record else ():
                     steps = _steps(record or {})
-                    yield self._row(f"{dag_id}.{task['task_id']}", record or {}, attempt, rows[attempt["job_id"]], steps)
+                    yield self._row(
+                        f"{dag_id}.{task['task_id']}", record or {}, attempt, rows[attempt["job_id"]], steps
+                    )
 
     def _row(
-        self, task: str, record: dict[str, Any], attempt: dict[str, Any], row: dict[str, str], steps: list[tuple[int, int]]
+        self,
+        task: str,
+        record: dict[str, Any],
+        attempt: dict[str, Any],
+        row: dict[str, str],
+        steps: list[tuple[int, int]],
     ) -> dict[str, Any]:
         number = attempt["attempt"]
         mine = {step for whose, step in steps if whose == number}
@@ -205,10 +226,10 @@ def _came_back(attempts: list[dict[str, Any]]) -> bool:
 
 
 def _faults(attempts: list[dict[str, Any]]) -> Iterator[str]:
-    for before, after in zip(attempts, attempts[1:], strict=False):
-        if before["last_step"] is not None and after["first_step"] is not None:
-            if after["first_step"] > before["last_step"] + 1:
-                yield f"steps {before['last_step'] + 1} to {after['first_step'] - 1} are missing"
+    for before, after in itertools.pairwise(attempts):
+        last, first = before["last_step"], after["first_step"]
+        if last is not None and first is not None and first > last + 1:
+            yield f"steps {last + 1} to {first - 1} are missing"
     if attempts[-1]["slurm_state"] != "COMPLETED":
         yield f"its last job ended as {attempts[-1]['slurm_state']}"
 

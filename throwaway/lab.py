@@ -91,7 +91,11 @@ class Lab:
         template = self._home("template")
         code = "from airflow.utils import db; db.initdb()"
         done = subprocess.run(
-            [self.environment.python, "-c", code], capture_output=True, text=True, check=False, **self._as_user(template)
+            [self.environment.python, "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            **self._as_user(template),
         )
         if done.returncode:
             raise RuntimeError(f"Airflow's database could not be made: {done.stderr[-2000:]}")

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from throwaway import packages, slurm_conf, users
 from throwaway.packages import Unavailable
@@ -98,7 +98,7 @@ class ThrowawaySlurm:
 
     # ------------------------------------------------------------------------------------------------ life
 
-    def __enter__(self) -> ThrowawaySlurm:
+    def __enter__(self) -> Self:
         """Bring it up."""
         return self.up()
 
@@ -117,7 +117,7 @@ class ThrowawaySlurm:
         """A directory of the ordinary user's, which all nodes share."""
         return self.dir / "work"
 
-    def up(self) -> ThrowawaySlurm:
+    def up(self) -> Self:
         """Start everything and wait until the nodes are idle.
 
         Returns:
@@ -250,7 +250,13 @@ class ThrowawaySlurm:
     def _argv(self, part: str) -> tuple[list[str], str | None]:
         conf, directory = str(self.dir / "etc" / "slurm.conf"), self.dir
         if part == "munged":
-            names = (("key-file", "key"), ("socket", "socket"), ("pid-file", "pid"), ("log-file", "log"), ("seed-file", "seed"))
+            names = (
+                ("key-file", "key"),
+                ("socket", "socket"),
+                ("pid-file", "pid"),
+                ("log-file", "log"),
+                ("seed-file", "seed"),
+            )
             paths = [f"--{option}={directory}/munge/{name}" for option, name in names]
             return ["munged", "--foreground", "--force", *paths], None
         if part == "mariadb":

@@ -78,7 +78,11 @@ def _common(directory: Path, options: Options, ports: list[int]) -> list[str]:
 
 def _accounting(directory: Path, options: Options, ports: list[int]) -> list[str]:
     if not options.accounting:
-        return ["AccountingStorageType=accounting_storage/none", "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE"]
+        return [
+            "AccountingStorageType=accounting_storage/none",
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=REQUEUE",
+        ]
     return [
         "AccountingStorageType=accounting_storage/slurmdbd",
         "AccountingStorageHost=127.0.0.1",

@@ -54,8 +54,17 @@ class _Local:
     def environment(self, command: Command) -> dict[str, str]:
         """A clean environment of our own making: the worker's SLURM_* and SBATCH_* would be options of our commands."""
         user = pwd.getpwuid(os.geteuid())
-        plain = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell or "/bin/sh"}
-        fixed = {"PATH": f"{self.bin_dir}:{_PATH}" if self.bin_dir else _PATH, "LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s"}
+        plain = {
+            "HOME": user.pw_dir,
+            "USER": user.pw_name,
+            "LOGNAME": user.pw_name,
+            "SHELL": user.pw_shell or "/bin/sh",
+        }
+        fixed = {
+            "PATH": f"{self.bin_dir}:{_PATH}" if self.bin_dir else _PATH,
+            "LC_ALL": "C.UTF-8",
+            "SLURM_TIME_FORMAT": "%s",
+        }
         return {**plain, **fixed, **self.env, **dict(command.env)}
 
 
@@ -105,8 +114,6 @@ class AsyncLocalSender(_Local):
             _kill_group(process.pid)
             raise
         return _reply(process.returncode or 0, out, err)
-
-
 
 
 def _stdin(command: Command) -> bytes:

@@ -117,7 +117,9 @@ def check_work_dir(path: str, cluster: str) -> None:
             "mount it, or make it for the user Airflow runs as"
         )
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise WorkDirError(f"work_dir {path} of cluster {cluster} cannot be written by uid {os.geteuid()}: change its owner or mode")
+        raise WorkDirError(
+            f"work_dir {path} of cluster {cluster} cannot be written by uid {os.geteuid()}: change its owner or mode"
+        )
 
 
 # ------------------------------------------------------------------------------------------------ laying out
@@ -204,7 +206,9 @@ def _share(paths: AttemptPaths, sharing: Sharing) -> None:
     try:
         gid = grp.getgrnam(sharing.group).gr_gid
     except KeyError as error:
-        raise WorkDirError(f"the group {sharing.group} (files.group of the cluster) is not known on this host") from error
+        raise WorkDirError(
+            f"the group {sharing.group} (files.group of the cluster) is not known on this host"
+        ) from error
     for place in (paths.task_dir, paths.attempt_dir, f"{paths.task_dir}/owner"):
         os.chown(place, -1, gid)
 

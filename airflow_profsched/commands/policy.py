@@ -35,7 +35,9 @@ def validate(args: argparse.Namespace) -> int:
     """
     path = args.file or policy_path()
     if not path:
-        raise PolicyError("no policy file is named: give one, or set [profsched] policy_file in Airflow's configuration")
+        raise PolicyError(
+            "no policy file is named: give one, or set [profsched] policy_file in Airflow's configuration"
+        )
     policy = load_policy(path)
     file = policy.file
     print(f"{path}: fine: profiles {', '.join(file.profiles)}; clusters {', '.join(file.clusters) or '(none)'}")
@@ -136,7 +138,9 @@ def _unmapped(task: Any) -> Any:
         return None
     known = dict(task.partial_kwargs)
     names = ("needs", "profile", "checkpoint", "image", "project", "cluster", "overrides", "budgets", "command")
-    return kind(task_id=task.task_id, **({"command": ["(mapped)"]} | {name: known[name] for name in names if name in known}))
+    return kind(
+        task_id=task.task_id, **({"command": ["(mapped)"]} | {name: known[name] for name in names if name in known})
+    )
 
 
 def _request(operator: Any, dag: Any) -> TaskRequest:

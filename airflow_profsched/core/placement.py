@@ -373,5 +373,3 @@ class _Slurm:
             msg = f"{_task(self.request)}: this version does not run images on Slurm yet ({where}): leave image= away"
             raise NotAllowedError(msg)
         return (f"image {self.request.image}: left out, cluster {self.cluster_name} runs no containers ({where})",)
-
-

@@ -10,11 +10,9 @@ from pydantic import AfterValidator, Field
 
 from airflow_profsched.core.profiles import Duration, Model, Word, WorkloadProfile
 
-Text = Annotated[str, AfterValidator(lambda text: _one_line(text))]
-
 
 def _one_line(text: str) -> str:
-    if any(char < " " and char != "\t" or char == "\x7f" for char in text):
+    if any((char < " " and char != "\t") or char == "\x7f" for char in text):
         raise ValueError(f"{text!r} must be one line without control characters")
     return text
 
@@ -33,10 +31,11 @@ def _directory(text: str) -> str:
 
 def _umask(text: str) -> str:
     if not re.fullmatch(r"0?[0-7]{3}", text):
-        raise ValueError(f"{text!r} is no umask: write three octal digits in quotes, such as \"027\"")
+        raise ValueError(f'{text!r} is no umask: write three octal digits in quotes, such as "027"')
     return text
 
 
+Text = Annotated[str, AfterValidator(_one_line)]
 Directory = Annotated[str, AfterValidator(_directory)]
 Signal = Annotated[str, AfterValidator(_signal)]
 
@@ -205,6 +204,8 @@ class PolicyFile(Model):
 
     version: Literal[1]
     profiles: dict[str, WorkloadProfile] = Field(default_factory=dict)
-    clusters: dict[Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")], Cluster] = Field(default_factory=dict)
+    clusters: dict[Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")], Cluster] = Field(
+        default_factory=dict
+    )
     routes: dict[str, tuple[str | Detour, ...]] = Field(default_factory=dict)
     rules: tuple[Rule, ...] = ()

@@ -185,7 +185,7 @@ def _fault(policy: Policy, body: Any, error: Any) -> str:
     name = ".".join(str(part) for part in place) or "the file"
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        message = f"is not known here: {nearest(str(place[-1]), _fields(policy, error))}"
+        message = f"is not known here: {nearest(str(place[-1]), _fields(error))}"
     elif error["type"] == "missing":
         message = "is missing"
     return f"{policy.where(*place)}: {name}: {message}"
@@ -209,7 +209,7 @@ def _inside(here: Any, part: str | int) -> Any:
     return None
 
 
-def _fields(policy: Policy, error: Any) -> Collection[str]:
+def _fields(error: Any) -> Collection[str]:
     """The fields that the model has in which an unknown one stands."""
     schema: Any = PolicyFile.model_json_schema()
     definitions = schema.get("$defs", {})

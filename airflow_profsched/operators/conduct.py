@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ from airflow.providers.common.compat.sdk import conf
 
 from airflow_profsched import _compat
 from airflow_profsched.cluster import mailbox, workdir
-from airflow_profsched.cluster.exchange import Look, run as converse
+from airflow_profsched.cluster.exchange import Look
+from airflow_profsched.cluster.exchange import run as converse
 from airflow_profsched.cluster.poller import TICK_S, Agenda, Waiter, critical
 from airflow_profsched.cluster.scheduler import Order
 from airflow_profsched.cluster.watch import look, past_deadline, reference, step
@@ -80,7 +80,9 @@ class Conductor:
             PolicyError: the policy does not offer what the operator asks for.
         """
         placed = planning.placement(operator, context) if desk is None else None
-        made = Desk(placed, None, planning.deadline(operator, context, placed)) if placed else Desk.from_json(desk or {})
+        made = (
+            Desk(placed, None, planning.deadline(operator, context, placed)) if placed else Desk.from_json(desk or {})
+        )
         return cls(planning.plan(operator, context), made, planning.task_key(context), context, operator.durable)
 
     @cached_property
@@ -154,7 +156,9 @@ class Conductor:
         except workdir.AttemptExistsError:
             return self.submit(replace(run, phase=Phase.SUBMITTING))
         except ClusterUnavailableError as error:
-            self.reporter.say(f"{self.desk.placement.cluster} does not answer, trying again in {ASK_AGAIN_S:.0f} s: {error}")
+            self.reporter.say(
+                f"{self.desk.placement.cluster} does not answer, trying again in {ASK_AGAIN_S:.0f} s: {error}"
+            )
             return self._kept(replace(run, not_before_s=time.time() + ASK_AGAIN_S))
 
     def _kept(self, run: Run) -> Run:
@@ -350,5 +354,3 @@ class _Seen:
 
 def _last_job(run: Run) -> str:
     return run.job_id or (run.history[-1].job_id if run.history else "")
-
-

@@ -82,7 +82,9 @@ def plan(operator: WorkloadOperator, context: Context) -> Plan:
     """
     command = operator.command
     if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
-        msg = f"task {operator.task_id}: command must be a list of words such as ['python', 'train.py'], not {command!r}"
+        msg = (
+            f"task {operator.task_id}: command must be a list of words such as ['python', 'train.py'], not {command!r}"
+        )
         raise PolicyError(msg)
     # Rendered here and not as a template field: Airflow keeps rendered fields in its database and shows them.
     env = operator.render_template(dict(operator.env or {}), context)

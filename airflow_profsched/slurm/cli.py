@@ -188,7 +188,9 @@ def _accounted(refs: Sequence[JobRef]) -> Exchange[dict[str, JobSnapshot]]:
     fields = ",".join(records.SACCT_FIELDS)
     for some in _chunks(refs):
         asked = f"--jobs={_ids(some)}"
-        command = Command(("sacct", "--duplicates", "--allocations", "--noheader", "--parsable2", asked, f"--format={fields}"))
+        command = Command(
+            ("sacct", "--duplicates", "--allocations", "--noheader", "--parsable2", asked, f"--format={fields}")
+        )
         found |= _own(some, records.sacct_records(checked((yield command), command)).get)
     return found
 
@@ -256,5 +258,3 @@ def nudge(job_id: str) -> Exchange[None]:
     reply = yield command
     if reply.code and unanswered(reply):
         checked(reply, command)
-
-

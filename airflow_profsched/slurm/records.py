@@ -209,7 +209,7 @@ def _limit(text: str) -> int | None:
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    """squeue prints a wait status or `code:signal`, sacct `code:signal`."""
+    """Squeue prints a wait status or `code:signal`, sacct `code:signal`."""
     code, colon, signal = text.partition(":")
     number = _whole(code)
     if number is None:

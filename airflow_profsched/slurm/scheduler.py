@@ -86,7 +86,11 @@ class SlurmScheduler:
             "mem": (needs.mem_mib or 0) * needs.nodes,
         }
         over = [f"{name} {asked[name]} of {limit}" for name, limit in limits.items() if asked.get(name, 0) > limit]
-        return f"by itself it asks for more than QoS {self.placement.qos} may have together ({', '.join(over)})" if over else ""
+        return (
+            f"by itself it asks for more than QoS {self.placement.qos} may have together ({', '.join(over)})"
+            if over
+            else ""
+        )
 
     def _too_many_nodes(self, reason: str) -> str:
         """PartitionNodeLimit also stands where nodes are down; only a size that the partition never has is hopeless."""

@@ -109,7 +109,9 @@ def _literal(path: str) -> str:
 
 def _directive(option: str, value: str) -> str:
     if any(char < " " or char in "\"'\\`#" or char == "\x7f" for char in value) or value.startswith("-"):
-        raise SubmitError(f"sbatch --{option}: {value!r} cannot stand in a batch script: choose a name without quotes, # or \\")
+        raise SubmitError(
+            f"sbatch --{option}: {value!r} cannot stand in a batch script: choose a name without quotes, # or \\"
+        )
     if not value:
         return f"--{option}"
     return f'--{option}="{value}"' if " " in value else f"--{option}={value}"

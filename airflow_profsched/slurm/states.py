@@ -91,11 +91,18 @@ def parse(tokens: str | Iterable[str]) -> Reading:
     return Reading(state, cause, by, raw)
 
 
-_RANK = [JobState.QUEUED, JobState.RUNNING, JobState.SUSPENDED, JobState.REQUEUED, JobState.QUEUED_HELD, JobState.REQUEUED_HELD]
+_RANK = [
+    JobState.QUEUED,
+    JobState.RUNNING,
+    JobState.SUSPENDED,
+    JobState.REQUEUED,
+    JobState.QUEUED_HELD,
+    JobState.REQUEUED_HELD,
+]
 
 
 def _name(word: str) -> str:
-    first = word.split()[0].upper()
+    first = word.split(maxsplit=1)[0].upper()
     return SHORT.get(first[:-1], first[:-1]) if first.endswith("+") else first
 
 

@@ -123,7 +123,6 @@ class Vigil:
         Returns:
             The run as it is then, and what is to be done.
         """
-
         action: Action = Watch()
         while isinstance(action, Watch):
             if run.phase is Phase.WATCHING:

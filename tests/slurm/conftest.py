@@ -17,7 +17,12 @@ PROGRAMS = pathlib.Path(__file__).parent / "programs"
 SLOTS = 8
 AT_ONCE = 4
 
-GRACES = {"training": ("10", "REQUEUE"), "cancelled": ("10", "CANCEL"), "at_once": ("0", "REQUEUE"), "patient": ("60", "REQUEUE")}
+GRACES = {
+    "training": ("10", "REQUEUE"),
+    "cancelled": ("10", "CANCEL"),
+    "at_once": ("0", "REQUEUE"),
+    "patient": ("60", "REQUEUE"),
+}
 
 
 def _options() -> throwaway_slurm.Options:

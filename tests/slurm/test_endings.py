@@ -50,7 +50,9 @@ def test_exit_3_spends_one_retry_and_says_so(outcome):
     assert "The last lines of its log:" in task.log()
 
 
-@scenario([*TRAINER, "--steps", "60", "--crash-at", "5", "--crash-rank", "1"], resources={"nodes": 2, "gpus": 1, "cpus": 1})
+@scenario(
+    [*TRAINER, "--steps", "60", "--crash-at", "5", "--crash-rank", "1"], resources={"nodes": 2, "gpus": 1, "cpus": 1}
+)
 def test_exit_3_on_any_rank_of_a_gang_is_that_ranks_exit_3(outcome):
     result, task, _ = outcome
     assert result["state"] == "failed"
@@ -89,7 +91,11 @@ def test_a_job_cancelled_on_the_cluster_is_not_resumed(who, outcome):
     assert len(result["record"]["attempts"]) == 1
 
 
-@scenario([*TRAINER, "--steps", "400", "--on-notice", "0", "--delay", "0.5"], resources={"nodes": 1, "gpus": 1, "cpus": 1, "walltime": "2m"}, seconds=500)
+@scenario(
+    [*TRAINER, "--steps", "400", "--on-notice", "0", "--delay", "0.5"],
+    resources={"nodes": 1, "gpus": 1, "cpus": 1, "walltime": "2m"},
+    seconds=500,
+)
 def test_a_program_that_exits_0_after_the_walltime_notice_goes_on(outcome):
     result, task, _ = outcome
     assert result["state"] == "success", task.log()[-4000:]
@@ -217,7 +223,8 @@ def test_the_environment_arrives_as_it_was_given(outcome):
 
 
 @scenario(
-    ["/usr/bin/python3", "-c", SHOW], lab_env={"SBATCH_ACCOUNT": "nosuch", "SBATCH_QOS": "nosuch", "SLURM_PARTITION": "nosuch"}
+    ["/usr/bin/python3", "-c", SHOW],
+    lab_env={"SBATCH_ACCOUNT": "nosuch", "SBATCH_QOS": "nosuch", "SLURM_PARTITION": "nosuch"},
 )
 def test_the_workers_own_slurm_variables_do_not_reach_the_job(outcome):
     result, task, _ = outcome

@@ -70,7 +70,11 @@ def preempted(lab, slot, *options, nodes=1, after=12, times=1, seconds=10, **arg
     try:
         for number in range(times):
             before = len(task.steps())
-            until("steps", lambda before=before: len(task.steps()) >= before + after or task.process.poll() is not None, 90)
+            until(
+                "steps",
+                lambda before=before: len(task.steps()) >= before + after or task.process.poll() is not None,
+                90,
+            )
             jobs.append(take_the_gpus(lab, slot, nodes, seconds))
             if number + 1 < times:
                 until("the inference's end", lambda: lab.accounted(jobs[-1]).get(jobs[-1], {}).get("end"), 90)

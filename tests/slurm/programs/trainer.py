@@ -20,7 +20,9 @@ def arguments():
     parser.add_argument("--save-s", type=float, default=0.5, help="how long a save takes, per rank: 2,40")
     parser.add_argument("--save-per-rank", default="", help="likewise, by rank")
     parser.add_argument("--on-notice", default="85", help="exit code after saving, or: ignore, nosave:CODE")
-    parser.add_argument("--save-first", type=int, default=0, help="a checkpoint of this step, in the first attempt alone")
+    parser.add_argument(
+        "--save-first", type=int, default=0, help="a checkpoint of this step, in the first attempt alone"
+    )
     parser.add_argument("--crash-at", type=int, default=0)
     parser.add_argument("--crash-rank", type=int, default=0)
     parser.add_argument("--crash-once", action="store_true", help="only in the first attempt")
