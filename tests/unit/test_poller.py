@@ -45,8 +45,10 @@ class Box:
 
     notes: dict[str, set[str]] = field(default_factory=dict)
     cleared: list[dict[str, set[str]]] = field(default_factory=list)
+    looks: int = 0
 
     async def listing(self):
+        self.looks += 1
         await asyncio.sleep(0)
         return {note: set(events) for note, events in self.notes.items()}
 
@@ -111,6 +113,18 @@ def test_a_job_that_the_cluster_does_not_know_is_told_so():
         return await everybody(poller(cluster), [waiter(1), waiter(2)])
 
     assert run(scenario) == [Sighting(running("1")), Sighting(None)]
+
+
+def test_while_nothing_happens_only_the_mailbox_is_looked_into():
+    cluster, box = Cluster(), Box()
+
+    async def scenario():
+        shared = poller(cluster, box=box)
+        await shared.next(waiter(1))
+        await until(lambda: box.looks > 3)
+
+    run(scenario)
+    assert len(cluster.asked) == 1
 
 
 def test_a_note_leads_to_a_question_about_the_named_one_only_and_is_cleared_after_the_answer():

@@ -42,7 +42,7 @@ class Words:
 class Transport:
     """Answers a look with what lies there, and a command with success, or not at all."""
 
-    there: Reply = Reply(0, "{}")
+    there: Reply = field(default=Reply(0, "{}"))
     down: bool = False
     sent: list = field(default_factory=list)
 
@@ -59,10 +59,10 @@ def left(*markers):
     return Reply(0, json.dumps({"markers": list(markers), "checkpoint": {"visible": True, "step": 10}}))
 
 
-def take(job, *, run=RUN, notes=(), transport=None, now_s=NOW, rules=Rules("dgx", checkpointed=True)):
+def take(job, *, run=RUN, notes=(), transport=None):
     transport = transport or Transport()
-    watched = Watched(Words(), rules, LOOK)
-    return *converse(step(watched, run, job, notes, now_s), transport), transport.sent
+    watched = Watched(Words(), Rules("dgx", checkpointed=True), LOOK)
+    return *converse(step(watched, run, job, notes, NOW), transport), transport.sent
 
 
 def job(state, cause=None, **more):
