@@ -78,7 +78,7 @@ def _apt(packages: Sequence[str]) -> None:
 def _no_services() -> Iterator[None]:
     """Keep invoke-rc.d from starting the daemons that the packages bring: ours run from temporary directories."""
     aside = POLICY.with_name("policy-rc.d.profsched-aside")
-    if POLICY.exists():  # the machine's own: it may let services start
+    if POLICY.exists() and not aside.exists():  # the machine's own, not what a killed run of ours has left
         POLICY.rename(aside)
     POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="utf-8")
     POLICY.chmod(0o755)

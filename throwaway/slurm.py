@@ -156,12 +156,13 @@ class ThrowawaySlurm:
             raise RuntimeError(f"the user {self.user} cannot enter {self.dir}: a directory above it is closed")
         self.ports = free_ports(self.options.nodes + 3)
         entry = users.ensure(self.user)
-        for name in ("etc", "log", "run", "munge", "state", "dev", "mysql", "work"):
+        for name in ("etc", "log", "run", "munge", "state", "dev", "mysql", "mysql-tmp", "work"):
             (self.dir / name).mkdir(exist_ok=True)
         for path, mode in (("munge", 0o711), ("work", 0o700), ("etc", 0o755)):
             (self.dir / path).chmod(mode)
         os.chown(self.work_dir, entry.pw_uid, entry.pw_gid)
-        shutil.chown(self.dir / "mysql", "mysql", "mysql")
+        for name in ("mysql", "mysql-tmp"):
+            shutil.chown(self.dir / name, "mysql", "mysql")
         key = self.dir / "munge" / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)

@@ -154,6 +154,7 @@ def mariadb_install(directory: Path) -> list[str]:
         "--no-defaults",
         "--user=mysql",
         f"--datadir={directory}/mysql",
+        f"--tmpdir={directory}/mysql-tmp",  # a MariaDB that starts removes all #sql* files of its tmpdir, a neighbour's as well
         "--skip-test-db",
         "--auth-root-authentication-method=normal",
         "--innodb-log-file-size=16M",
@@ -174,6 +175,7 @@ def mariadb(directory: Path, port: int) -> list[str]:
         "mariadbd",
         "--no-defaults",
         f"--datadir={directory}/mysql",
+        f"--tmpdir={directory}/mysql-tmp",
         f"--socket={directory}/mysql/socket",
         f"--pid-file={directory}/mysql/pid",
         f"--port={port}",
