@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +42,10 @@ def ensure(packages: Sequence[str]) -> None:
         missing = _missing(packages)
         if missing:
             print(f"installing {' '.join(missing)} …", flush=True)
+            began = time.monotonic()
             with _no_services():
                 _apt(missing)
+            print(f"installed in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _missing(packages: Sequence[str]) -> list[str]:
@@ -60,7 +63,8 @@ def _missing(packages: Sequence[str]) -> list[str]:
 
 def _apt(packages: Sequence[str]) -> None:
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
+    patient = ("-o", "DPkg::Lock::Timeout=300")  # another apt may be at work on a machine that has just booted
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *patient, *packages]
     done = subprocess.run(install, env=env, capture_output=True, text=True, check=False)
     if done.returncode:  # a new machine has old lists of packages, or none
         subprocess.run(["apt-get", "update", "-qq"], env=env, capture_output=True, check=False)
@@ -73,12 +77,14 @@ def _apt(packages: Sequence[str]) -> None:
 @contextmanager
 def _no_services() -> Iterator[None]:
     """Keep invoke-rc.d from starting the daemons that the packages bring: ours run from temporary directories."""
-    if POLICY.exists():
-        yield
-        return
+    aside = POLICY.with_name("policy-rc.d.profsched-aside")
+    if POLICY.exists() and not aside.exists():  # the machine's own, not what a killed run of ours has left
+        POLICY.rename(aside)
     POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="utf-8")
     POLICY.chmod(0o755)
     try:
         yield
     finally:
         POLICY.unlink(missing_ok=True)
+        if aside.exists():
+            aside.rename(POLICY)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -19,60 +20,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from throwaway import packages, slurm_conf, users
+from throwaway import packages, processes, slurm_conf, users
 from throwaway.packages import Unavailable
+from throwaway.slurm_options import QOS, Options
 
-QOS: dict[str, dict[str, str]] = {
-    "training": {
-        "Priority": "100",
-        "GrpTRES": "gres/gpu=512",
-        "MaxWall": "48:00:00",
-        "GraceTime": "10",
-        "PreemptMode": "REQUEUE",
-    },
-    "inference": {
-        "Priority": "200",
-        "GrpTRES": "gres/gpu=64",
-        "MaxWall": "02:00:00",
-        "Preempt": "training",
-        # "never preempted" needs no setting: a QoS is preempted by those alone that name it.
-    },
-}
+__all__ = ["QOS", "Options", "ThrowawaySlurm", "Unavailable", "free_ports"]
+
 ACCOUNT = "ml"
-
-
-@dataclass
-class Options:
-    """How a throwaway Slurm is set up.
-
-    Args:
-        nodes: how many slurmd.
-        gpus: fake GPUs per node.
-        accounting: slurmdbd with MariaDB, and preemption by QoS; else by partition priority.
-        quick: scheduler intervals of a second; False: Slurm's own defaults, for benchmarks.
-        kill_wait_s: seconds between SIGTERM and SIGKILL.
-        min_job_age_s: how long the controller keeps an ended job.
-        qos: QoS by name, with sacctmgr's settings.
-        partitions: further partitions by name, with their nodes (`n[3-4]`).
-        extra: further lines of slurm.conf.
-        grace_s: GraceTime of partition `train`, without accounting.
-    """
-
-    nodes: int = 2
-    gpus: int = 4
-    accounting: bool = True
-    quick: bool = True
-    kill_wait_s: int = 30
-    min_job_age_s: int = 300
-    qos: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: QOS)
-    partitions: Mapping[str, str] = field(default_factory=dict)
-    extra: Sequence[str] = ()
-    grace_s: int = 10
+UNSET = {"gracetime": "0", "priority": "0", "preempt": "", "preemptmode": "cluster"}
+"""What takes a setting of a QoS away again; all others take -1."""
+ENDING = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT)
+PORTS = range(
+    10_000, 30_000
+)  # below those that the kernel gives to outgoing connections, which would take ours meanwhile
+_cursor = itertools.count()
 
 
 class ThrowawaySlurm:
@@ -93,6 +58,8 @@ class ThrowawaySlurm:
         self.options = options or Options()
         self.user = user
         self._directory = directory
+        self._laid_out = False
+        self._touched: dict[str, set[str]] = {}
         self.pids: dict[str, int] = {}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -132,27 +99,70 @@ class ThrowawaySlurm:
         packages.ensure(packages.SLURM)
         for name in (self.user, users.OTHER):
             users.ensure(name)
-        self._lay_out()
+        self._claim()
         try:
+            self._lay_out()
             self._start_all()
         except BaseException:
             self.down()
             raise
-        (self.dir / "pids.json").write_text(json.dumps(self.pids), encoding="utf-8")
         return self
 
+    @classmethod
+    def attach(cls, directory: Path) -> Self:
+        """Take over a cluster that another process has brought up, to take it down.
+
+        Args:
+            directory: where it lives.
+
+        Returns:
+            A cluster that knows its running parts.
+
+        Raises:
+            RuntimeError: no cluster lives there.
+        """
+        directory = directory.resolve()
+        try:
+            known = json.loads((directory / "pids.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RuntimeError(f"no throwaway Slurm lives in {directory}: it has no pids.json") from None
+        slurm = cls(directory=directory)
+        slurm._laid_out = True
+        slurm.pids = {part: pid for part, (pid, when) in known.items() if processes.started(pid) == when}
+        return slurm
+
+    def _claim(self) -> None:
+        """Take a directory of our own: :meth:`down` removes it with all that it holds."""
+        # Not below TMPDIR, which may be a directory of root's own: the ordinary user has to enter.
+        directory = self._directory or Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+        self._directory = directory = directory.resolve()
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise RuntimeError(
+                f"{directory} is not empty: a throwaway Slurm is put into a new directory, and removed with it"
+            )
+        self._laid_out = True
+        directory.chmod(0o755)
+        self._save_pids()
+
+    def _save_pids(self) -> None:
+        known = {part: (pid, processes.started(pid)) for part, pid in self.pids.items()}
+        new = self.dir / "pids.new"
+        new.write_text(json.dumps(known), encoding="utf-8")
+        new.rename(self.dir / "pids.json")
+
     def _lay_out(self) -> None:
-        self._directory = self._directory or Path(tempfile.mkdtemp(prefix="slurm-"))
-        self.dir.mkdir(parents=True, exist_ok=True)
-        self.dir.chmod(0o755)
+        if self.command("test", "-x", str(self.dir)).returncode:
+            raise RuntimeError(f"the user {self.user} cannot enter {self.dir}: a directory above it is closed")
         self.ports = free_ports(self.options.nodes + 3)
         entry = users.ensure(self.user)
-        for name in ("etc", "log", "run", "munge", "state", "dev", "mysql", "work"):
+        for name in ("etc", "log", "run", "munge", "state", "dev", "mysql", "mysql-tmp", "work"):
             (self.dir / name).mkdir(exist_ok=True)
         for path, mode in (("munge", 0o711), ("work", 0o700), ("etc", 0o755)):
             (self.dir / path).chmod(mode)
         os.chown(self.work_dir, entry.pw_uid, entry.pw_gid)
-        shutil.chown(self.dir / "mysql", "mysql", "mysql")
+        for name in ("mysql", "mysql-tmp"):
+            shutil.chown(self.dir / name, "mysql", "mysql")
         key = self.dir / "munge" / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
@@ -161,7 +171,7 @@ class ThrowawaySlurm:
     def _start_all(self) -> None:
         self.start("munged")
         if self.options.accounting:
-            # slurmdbd needs stored procedures, and they need the system tables: an empty directory would lose users in silence.
+            # slurmdbd needs stored procedures, and they need the system tables: an empty directory loses users in silence.
             _checked(slurm_conf.mariadb_install(self.dir))
             self.start("mariadb")
             self.start("slurmdbd")
@@ -200,9 +210,23 @@ class ThrowawaySlurm:
         return "gres|gpu" in known and f"t{self.ports[0]}|" in clusters
 
     def reset_qos(self) -> None:
-        """Give every QoS the settings it was made with."""
-        for name, settings in self.options.qos.items():
-            self.modify_qos(name, **settings)
+        """Give every QoS the settings it was made with, and take away what was set besides."""
+        for name in {*self.options.qos, *self._touched}:
+            made = dict(self.options.qos.get(name, {}))
+            extra = self._touched.pop(name, set()) - {key.lower() for key in made}
+            settings = {**{key: UNSET.get(key, "-1") for key in extra}, **made}
+            if settings:
+                self.modify_qos(name, **settings)
+            self._touched.pop(name, None)
+
+    def set_grace(self, name: str, seconds: int) -> None:
+        """Change the GraceTime of a QoS.
+
+        Args:
+            name: the QoS.
+            seconds: between the notice and the end; 0: none, the job gets KillWait.
+        """
+        self.modify_qos(name, GraceTime=str(seconds))
 
     def modify_qos(self, name: str, **settings: str) -> None:
         """Change a QoS.
@@ -211,6 +235,7 @@ class ThrowawaySlurm:
             name: the QoS.
             settings: sacctmgr's, such as `GraceTime="0"`.
         """
+        self._touched.setdefault(name, set()).update(key.lower() for key in settings)
         self._sacctmgr("modify", "qos", name, "set", *(f"{key}={value}" for key, value in settings.items()))
 
     def _sacctmgr(self, *words: str) -> None:
@@ -220,13 +245,15 @@ class ThrowawaySlurm:
 
     def down(self) -> None:
         """Stop everything this cluster has started, jobs as well, and remove its directory."""
-        if self._directory is None:
+        if self._directory is None or not self._laid_out:
             return
-        for part in ("slurmctld", *self.nodes, "slurmdbd", "mariadb", "munged"):
-            self.kill(part, signal.SIGTERM if part == "mariadb" else signal.SIGKILL)
-        _kill_everything_of(self._directory)
-        shutil.rmtree(self._directory, ignore_errors=True)
-        self._directory = None
+        for part in list(self.pids):
+            self.kill(
+                part
+            )  # SIGKILL, for the database too: its files go with the directory, and a stopped part ends as well
+        processes.kill_all_of(self._directory)
+        shutil.rmtree(self._directory)
+        self._directory, self._laid_out = None, False
 
     # ------------------------------------------------------------------------------------------------ parts
 
@@ -243,6 +270,7 @@ class ThrowawaySlurm:
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, **options
             )
         self._children[part], self.pids[part] = child, child.pid
+        self._save_pids()
         ready = self._ready(part)
         if ready is not None:
             self._wait(f"{part} to serve", ready, 30)
@@ -281,17 +309,24 @@ class ThrowawaySlurm:
         Args:
             part: as :meth:`start`.
             number: the signal.
+
+        Raises:
+            RuntimeError: it goes on.
         """
         pid, child = self.pids.get(part), self._children.get(part)
         if pid is None:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        if number in (signal.SIGSTOP, signal.SIGCONT):
+        if number not in ENDING:
             return
         if child is not None:
-            child.wait(timeout=30)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=30)
+        if not processes.wait_end(pid, 30 if child is None else 0):
+            raise RuntimeError(f"{part} (pid {pid}) goes on 30 s after signal {number}\n{self.tail_logs()}")
         del self.pids[part]
+        self._save_pids()
 
     def restart(self, part: str) -> None:
         """Stop a part properly and start it again."""
@@ -341,21 +376,54 @@ class ThrowawaySlurm:
         )
 
     def cancel_all(self) -> None:
-        """Cancel every job and wait until the nodes are free, so that tests can share one cluster."""
-        for user in (self.user, users.OTHER):
-            self.command("scancel", "--user", user, user="root")
-        self._wait("the queue to be empty", lambda: not self.command("squeue", "-h", user="root").stdout.strip(), 90)
+        """Cancel every job, wait until the queue is empty, and reset the QoS, so that tests can share one cluster."""
+        jobs = self._queue()
+        if jobs:
+            # First the kill: a job that ignores SIGTERM would hold its nodes for KillWait and up to 30 s more.
+            self.command("scancel", "--full", "--signal=KILL", *jobs, user="root")
+            self.command("scancel", *jobs, user="root")
+        self._wait("the queue to be empty", lambda: not self._queue(), 90)
+        if self.options.accounting and self._touched:
+            self.reset_qos()
+
+    def _queue(self) -> list[str]:
+        asked = self.command("squeue", "-h", "-o", "%A", user="root")
+        if asked.returncode:  # silence is not an empty queue
+            raise RuntimeError(f"squeue exited {asked.returncode}: {asked.stderr}\n{self.tail_logs()}")
+        return asked.stdout.split()
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Find ports of this host that nobody listens on.
+
+    Every process begins elsewhere, and none gives a port twice, so that clusters may start side by side.
+
+    Args:
+        count: how many.
+
+    Returns:
+        The ports.
+
+    Raises:
+        RuntimeError: there are not so many.
+    """
+    first, ports = os.getpid() % 400 * 50, []
+    for _ in PORTS:
+        port = PORTS[(first + next(_cursor)) % len(PORTS)]
+        if _free(port):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError(f"this host has no {count} free ports from {PORTS.start} to {PORTS.stop}")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def _checked(argv: Sequence[str]) -> None:
@@ -370,30 +438,6 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _kill_everything_of(directory: Path) -> None:
-    """End what no pid of ours names: slurmstepd and jobs. Everything of this cluster carries its SLURM_CONF."""
-    mark = f"SLURM_CONF={directory}/".encode()
-    for _ in range(50):
-        left = [pid for pid in _pids() if mark in _environ(pid) and pid != os.getpid()]
-        if not left:
-            return
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-
-
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _environ(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Bring a cluster up or take it down by hand.
 
@@ -403,30 +447,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python3 -m throwaway.slurm", description="A whole Slurm in one directory.")
     parser.add_argument("verb", choices=("up", "down"))
     parser.add_argument("directory", nargs="?", type=Path, help="where it lives (up: a new one below /tmp by default)")
+    parser.add_argument("--dir", type=Path, dest="directory_option", metavar="DIR", help="the same, as an option")
     parser.add_argument("--no-accounting", action="store_true", help="partition priority instead of QoS")
+    parser.add_argument("--grace", type=int, default=10, metavar="SECONDS", help="what a training gets to save (10)")
     args = parser.parse_args(argv)
+    args.directory = args.directory or args.directory_option
+    if args.verb == "down" and args.directory is None:
+        parser.error("down needs the directory that up has named")
     try:
-        _up(args) if args.verb == "up" else _down(args, parser)
-    except Unavailable as error:
+        _up(args) if args.verb == "up" else _down(args)
+    except RuntimeError as error:
         sys.exit(str(error))
 
 
 def _up(args: argparse.Namespace) -> None:
-    slurm = ThrowawaySlurm(Options(accounting=not args.no_accounting), directory=args.directory)
-    slurm.up()
-    conf = slurm.env()["SLURM_CONF"]
+    options = Options(accounting=not args.no_accounting, grace_s=args.grace)
+    slurm = ThrowawaySlurm(options, directory=args.directory).up()
+    form = ["-p {}", "-p {} --qos={}"][options.accounting]
     print(f"Slurm is up, with nodes {', '.join(slurm.nodes)} of {slurm.options.gpus} (fake) GPUs each.")
     print(f"Jobs are submitted by the user {slurm.user}; nodes share {slurm.work_dir}. In a shell of that user:\n")
-    print(f"    su {slurm.user}\n    export SLURM_CONF={conf}\n    sinfo\n")
-    print(f"It goes on until: python3 -m throwaway.slurm down {slurm.dir}")
+    print(f"    su - {slurm.user}\n    export SLURM_CONF={slurm.env()['SLURM_CONF']}\n    sinfo\n")
+    print("A training on all GPUs, and an inference that makes it give way:\n")
+    for partition, qos, gpus in (("train", "training", options.gpus), ("infer", "inference", 1)):
+        nodes = f"-N {len(slurm.nodes)}" if partition == "train" else "-N 1"
+        print(f"    sbatch {form.format(partition, qos)} {nodes} --gres=gpu:{gpus} --wrap='srun sleep 300'")
+    print(f"    squeue\n\nIt goes on until root says: python3 -m throwaway.slurm down {slurm.dir}")
 
 
-def _down(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    if args.directory is None or not (args.directory / "pids.json").exists():
-        parser.error("down needs the directory that up has named")
-    slurm = ThrowawaySlurm(directory=args.directory)
-    slurm.pids = json.loads((args.directory / "pids.json").read_text(encoding="utf-8"))
+def _down(args: argparse.Namespace) -> None:
+    slurm = ThrowawaySlurm.attach(args.directory)
     slurm.down()
+    print(f"Slurm in {args.directory} is down, its jobs have ended, and the directory is gone.")
 
 
 if __name__ == "__main__":

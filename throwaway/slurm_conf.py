@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from throwaway.slurm import Options
+    from throwaway.slurm_options import Options
 
 CPUS = 16
 MEMORY_MIB = 64000
@@ -32,7 +32,8 @@ def write(directory: Path, options: Options, ports: list[int]) -> None:
     lines = [*_common(directory, options, ports), *_accounting(directory, options, ports)]
     lines += [*_nodes(options, nodes, ports), *_partitions(options), *options.extra]
     (etc / "slurm.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    gres = [f"NodeName={node} Name=gpu File={directory}/dev/{node}-g[0-{options.gpus - 1}]" for node in nodes]
+    kind = f" Type={options.gpu_type}" if options.gpu_type else ""
+    gres = [f"NodeName={node} Name=gpu{kind} File={directory}/dev/{node}-g[0-{options.gpus - 1}]" for node in nodes]
     (etc / "gres.conf").write_text("\n".join(gres) + "\n", encoding="utf-8")
     (etc / "cgroup.conf").write_text("", encoding="utf-8")
     dbd = etc / "slurmdbd.conf"
@@ -97,21 +98,24 @@ def _accounting(directory: Path, options: Options, ports: list[int]) -> list[str
 
 def _nodes(options: Options, nodes: list[str], ports: list[int]) -> list[str]:
     host = socket.gethostname().split(".")[0]
+    gres = f"gpu:{options.gpu_type}:{options.gpus}" if options.gpu_type else f"gpu:{options.gpus}"
     return [
         f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3 + index]} CPUs={CPUS} "
-        f"RealMemory={MEMORY_MIB} Gres=gpu:{options.gpus} Feature=a100,ib"
+        f"RealMemory={MEMORY_MIB} Gres={gres} Feature=a100,ib"
         for index, node in enumerate(nodes)
     ]
 
 
 def _partitions(options: Options) -> list[str]:
-    """`train` and `infer` share all nodes; who gives way is the QoS's affair, or the partitions' where there is none."""
-    tiers = ("", "")
+    """`train`, `infer` and the default `all` share all nodes; who gives way is the QoS's affair, or by tier without any."""
+    tiers = ("", "", "")
     if not options.accounting:
-        tiers = (f"PriorityTier=1 PreemptMode=REQUEUE GraceTime={options.grace_s}", "PriorityTier=10 PreemptMode=OFF")
+        gives_way = f"PreemptMode={options.preempt_mode} GraceTime={options.grace_s}"
+        tiers = (f"PriorityTier=1 {gives_way}", "PriorityTier=10 PreemptMode=OFF", f"PriorityTier=5 {gives_way}")
     lines = [
         f"PartitionName=train Nodes=ALL MaxTime=UNLIMITED State=UP {tiers[0]}",
-        f"PartitionName=infer Nodes=ALL MaxTime=UNLIMITED State=UP Default=YES {tiers[1]}",
+        f"PartitionName=infer Nodes=ALL MaxTime=UNLIMITED State=UP {tiers[1]}",
+        f"PartitionName=all Nodes=ALL MaxTime=UNLIMITED State=UP Default=YES {tiers[2]}",
     ]
     return lines + [f"PartitionName={name} Nodes={where} State=UP" for name, where in options.partitions.items()]
 
@@ -150,6 +154,7 @@ def mariadb_install(directory: Path) -> list[str]:
         "--no-defaults",
         "--user=mysql",
         f"--datadir={directory}/mysql",
+        f"--tmpdir={directory}/mysql-tmp",  # a MariaDB that starts removes all #sql* files of its tmpdir, a neighbour's as well
         "--skip-test-db",
         "--auth-root-authentication-method=normal",
         "--innodb-log-file-size=16M",
@@ -170,6 +175,7 @@ def mariadb(directory: Path, port: int) -> list[str]:
         "mariadbd",
         "--no-defaults",
         f"--datadir={directory}/mysql",
+        f"--tmpdir={directory}/mysql-tmp",
         f"--socket={directory}/mysql/socket",
         f"--pid-file={directory}/mysql/pid",
         f"--port={port}",

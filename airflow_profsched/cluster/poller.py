@@ -191,11 +191,11 @@ class Poller:
             await asyncio.sleep(min(self.tick_s, self.interval_s))
 
     async def _tick(self, now_s: float) -> None:
+        listed = {} if self.mailbox is None else await self.mailbox.listing()
         waiting = self.waiters
         mine = {waiter.note for waiter in waiting}
-        listed = {} if self.mailbox is None else await self.mailbox.listing()
         notes = {note: events for note, events in listed.items() if note in mine}
-        soon = {waiter.ref.job_id for waiter in waiting if waiter in self._entries and self._entries[waiter].soon}
+        soon = {waiter.ref.job_id for waiter, entry in self._entries.items() if entry.soon}
         refs, details = self._agenda.due(now_s, waiting, soon, notes)
         if not refs:
             return
