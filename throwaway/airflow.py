@@ -156,10 +156,10 @@ class AirflowStack:
 
     def tail_logs(self, lines: int = 15) -> str:
         """Return the last lines of what the four processes said."""
-        tails = []
-        for path in sorted((self.home / "logs").glob("*.out")):
-            tails.append("\n".join([f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-lines:]]))
-        return "\n".join(tails)
+        paths = sorted((self.home / "logs").glob("*.out"))
+        return "\n".join(
+            "\n".join([f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-lines:]]) for path in paths
+        )
 
     def cli(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run an `airflow` command as the user."""

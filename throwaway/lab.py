@@ -191,7 +191,9 @@ class Lab:
         fields = ("jobidraw", "state", "exitcode", "submit", "start", "end", "qos", "partition", "jobname")
         argv = ("sacct", "-D", "-X", "-n", "-P", "-j", ",".join(jobs), "-o", ",".join(fields))
         done = self.slurm.command("env", "SLURM_TIME_FORMAT=%s", *argv)
-        rows = [dict(zip(fields, line.split("|"), strict=False)) for line in done.stdout.splitlines()]
+        rows: list[dict[str, Any]] = [
+            dict(zip(fields, line.split("|"), strict=False)) for line in done.stdout.splitlines()
+        ]
         for row in rows:
             row |= {name: float(row[name]) if row[name].isdigit() else None for name in ("submit", "start", "end")}
         return {row["jobidraw"]: row for row in rows}

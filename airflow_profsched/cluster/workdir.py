@@ -127,6 +127,7 @@ def check_work_dir(path: str, cluster: str) -> None:
 
 @contextmanager
 def in_words(what: str, path: str) -> Iterator[None]:
+    """Turn the file system's errors into a :class:`WorkDirError` that says what was tried, and what to do."""
     try:
         yield
     except OSError as error:
@@ -377,7 +378,7 @@ def look(request: Look) -> Reply:
                 markers.append(_marker(request, name))
             except OSError as error:
                 strange.append(_words(f"{request.attempt_dir}/{name}", error))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 strange.append(f"{request.attempt_dir}/{name}: is no JSON object ({error})")
     body = {
         "markers": markers,
@@ -395,7 +396,7 @@ def _marker(request: Look, name: str) -> dict[str, Any]:
         body = json.loads(os.pread(handle, _MARKER_BYTES, 0))
     if not isinstance(body, dict):
         raise ValueError("not a mapping")  # noqa: TRY004 - read together with JSON's own errors
-    return body
+    return {name: value for name, value in body.items() if value is None or isinstance(value, (str, int, float))}
 
 
 def read_spec(work_dir: str, key: JobKey) -> dict[str, Any]:

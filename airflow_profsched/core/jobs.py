@@ -148,6 +148,8 @@ class JobSnapshot:
         granted: what it really got.
         raw: the cluster's own words for its state, kept as they came.
         detailed: False where only the state was asked, so that every other field is empty.
+        complete: False where accounting is to tell who cancelled it, and has not yet.
+        cancel_marked: whether the job carries our mark that Airflow asked for its end.
     """
 
     job_id: str
@@ -165,6 +167,8 @@ class JobSnapshot:
     granted: Granted = Granted()
     raw: str = ""
     detailed: bool = True
+    complete: bool = True
+    cancel_marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

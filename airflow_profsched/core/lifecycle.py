@@ -269,7 +269,7 @@ def _ended(run: Run, job: JobSnapshot, seen: Observation, rules: Rules) -> Step:
         return run, Watch()
     own = run.submission(rules.ranks, rules.walltime_notice_s)
     late = seen.now_s - since >= rules.evidence_s
-    if not late and may_still_come(job, seen.found, own):
+    if not late and (not job.complete or may_still_come(job, seen.found, own)):
         return run, Watch()
     verdict = settle(job, seen.found, own)
     if verdict.cause is None:  # "completed" is no evidence of success by itself
@@ -313,7 +313,7 @@ def _conclude(run: Run, job: JobSnapshot, verdict: Verdict, seen: Observation, r
         restarts=run.restarts,
     )
     end = _Ending(recorded(run, record), job, verdict, cause, record, seen.now_s, rules)
-    if cause is EndCause.CANCELLED and run.adopted:
+    if cause is EndCause.CANCELLED and run.adopted and job.cancel_marked:
         return _next_attempt(end)  # a clear cancels the job of the try before, which the next try may have adopted
     return _RECOVER[RECOVERY[cause]](end)
 

@@ -10,7 +10,7 @@ _CLOCK = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
 _PARTS = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[wdhms]))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[wdhms])")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGTP]?)(i?)[bB]?")
-_SECONDS = {"ms": Fraction(1, 1000), "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_SECONDS: dict[str, Fraction | int] = {"ms": Fraction(1, 1000), "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _POWER = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _LONGEST_S = 10 * 366 * 86400
 
@@ -104,7 +104,8 @@ def mebibytes(value: object) -> int:
         raise ValueError(f"{value!r} is no amount of memory: write 512Gi, 64G or 1.5TiB")
     number, prefix, binary = match.groups()
     base = 1024 if binary else 1000
-    return math.ceil(Fraction(number) * base ** _POWER[prefix] / 2**20)
+    whole: int = base ** _POWER[prefix]
+    return math.ceil(Fraction(number) * whole / 2**20)
 
 
 def tres(text: str) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from jobside import checkpoints, job
+from jobside import checkpoints, job  # type: ignore[import-not-found]
 
 
 def main(argv):

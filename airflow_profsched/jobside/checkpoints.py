@@ -82,7 +82,7 @@ def marked_step(path):
     return None
 
 
-def view_checkpoints(directory, layout=""):
+def view_checkpoints(directory: str, layout: str = "") -> dict:
     """Look for the newest complete checkpoint, as JSON of `Look` tells it.
 
     Args:

@@ -48,7 +48,10 @@ def read_json(path, most=MOST_BYTES):
         OSError: there is none.
         ValueError: it holds no JSON object.
     """
-    body = json.loads(read_regular(path, most).decode("utf-8"))
+    try:
+        body = json.loads(read_regular(path, most).decode("utf-8"))
+    except RecursionError:
+        raise ValueError("%s is nested too deeply" % path) from None
     if not isinstance(body, dict):
         raise ValueError("%s holds no JSON object" % path)
     return body
@@ -62,7 +65,7 @@ def remove(path):
         pass
 
 
-def write_atomically(path, text):
+def write_atomically(path: str, text: str) -> None:
     """Write a file so that others see all of it or nothing."""
     partial = "%s.%d.tmp" % (path, os.getpid())
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

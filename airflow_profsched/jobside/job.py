@@ -68,8 +68,7 @@ class Job:
             env[name] = value
         contract = self.contract()
         contract.update(self.rendezvous())
-        for name, value in contract.items():
-            env[os.fsencode(name)] = os.fsencode(str(value))
+        env.update({os.fsencode(name): os.fsencode(str(value)) for name, value in contract.items()})
         return env
 
     def own_variables(self):
@@ -326,7 +325,7 @@ class Job:
         """Whether the program has written a result of JSON."""
         try:
             json.loads(files.read_regular(self.path("result.json"), RESULT_BYTES).decode("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return False
         return True
 

@@ -11,7 +11,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 def descendants(root):
     """Return the pids of all living processes below one, also those in sessions of their own."""
-    children = {}
+    children = {}  # type: dict
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -52,7 +52,7 @@ class Signals:
     def __init__(self):
         self.notice_s = None
         self.number = None
-        self.passing = []  # signals that are the program's own affair
+        self.passing = []  # type: list  # signals that are the program's own affair
         self.reader, writer = os.pipe()
         for handle in (self.reader, writer):
             os.set_blocking(handle, False)

@@ -18,7 +18,7 @@ from airflow_profsched.cluster.exchange import run as converse
 from airflow_profsched.cluster.poller import TICK_S, Agenda, Waiter, critical
 from airflow_profsched.cluster.scheduler import Order
 from airflow_profsched.cluster.watch import look, past_deadline, reference, step
-from airflow_profsched.core.errors import ClusterUnavailableError, LostReplyError, SubmitLimitError
+from airflow_profsched.core.errors import ClusterUnavailableError, LostReplyError, SubmitError, SubmitLimitError
 from airflow_profsched.core.jobs import FoundJob, JobKey, TaskKey
 from airflow_profsched.core.lifecycle import Action, Observation, Watch, advance
 from airflow_profsched.core.run import Phase, Run, submitting, waiting, watching
@@ -206,6 +206,12 @@ class Conductor:
             workdir.remove_attempt(paths)
             self.reporter.say(f"not submitted, trying again in {ASK_AGAIN_S:.0f} s: {error}")
             return self._kept(waiting(replace(before, fence=run.fence), time.time() + ASK_AGAIN_S))
+        except SubmitError as error:
+            if not run.excluded:
+                raise
+            workdir.remove_attempt(paths)  # perhaps refused only because of the nodes that we keep it away from
+            self.reporter.say(f"refused without {', '.join(run.excluded)}, trying with them: {error}")
+            return self._submit_new(replace(before, excluded=()))
         run = self._kept(watching(run, job_id))
         self.reporter.submitted(run)
         self.record(run)
@@ -261,6 +267,7 @@ class Conductor:
             seen.soon = critical(job, seen.notes)
             return converse(step(watched, run, job, frozenset(seen.notes), time.time()), self.sender)
         except ClusterUnavailableError as error:
+            agenda.unanswered()
             self.reporter.say(f"{self.desk.placement.cluster} does not answer, waiting: {error}")
             return converse(past_deadline(watched, run, time.time()), self.sender)
 

@@ -158,7 +158,7 @@ class Reporter:
             return None
         try:
             return json.loads(reply.out)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             log.warning("the result in %s is no JSON (%s) and is left there", request.path, error)
             return None
 

@@ -23,7 +23,6 @@ _LIMIT = re.compile("MaxSubmit|job submit limit|MaxJobCount|would exceed", re.IG
 _UNKNOWN_JOB = re.compile("invalid job id|job/step already completing or completed|already finished", re.IGNORECASE)
 _LIVE = "PENDING,RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STAGE_OUT,SIGNALING,STOPPED,RESIZING,REQUEUED,REQUEUE_HOLD,SPECIAL_EXIT"
 _SQUEUE = ("squeue", "--noheader", "--states=all")
-_PLAIN = (JobState.RUNNING, JobState.QUEUED)
 
 
 def submit(script: str, name: str, nonce: str) -> Exchange[str]:
@@ -128,6 +127,9 @@ def query(
         detailed = {ref.job_id: ref for ref in refs}
     found |= yield from _details(tuple(detailed.values()))
     missing = [ref for ref in refs if not _settled(found.get(ref.job_id))]
+    if accounting:  # it alone knows who cancelled a job, and hears of it a moment after the controller
+        cancelled = {job_id: seen for job_id, seen in found.items() if seen.cause is EndCause.CANCELLED}
+        found |= {job_id: replace(seen, complete=False) for job_id, seen in cancelled.items()}
     for ref in missing:
         if ref.job_id in found and not found[ref.job_id].detailed:
             del found[ref.job_id]
@@ -137,7 +139,7 @@ def query(
 
 
 def _worth_a_look(seen: JobSnapshot | None) -> bool:
-    return seen is None or seen.state not in _PLAIN or seen.raw not in ("RUNNING", "PENDING")
+    return seen is None or seen.state is not JobState.RUNNING or seen.raw != "RUNNING"
 
 
 def _settled(seen: JobSnapshot | None) -> bool:
@@ -219,7 +221,7 @@ def _completed(found: dict[str, JobSnapshot], accounted: dict[str, JobSnapshot])
         if seen is None:
             found[job_id] = row
         elif row.cause is EndCause.CANCELLED:
-            found[job_id] = replace(seen, cancelled_by=row.cancelled_by)
+            found[job_id] = replace(seen, cancelled_by=row.cancelled_by, complete=True)
     return found
 
 

@@ -9,10 +9,10 @@ from airflow_profsched.core import units
 from airflow_profsched.core.jobs import EndCause, FoundJob, Granted, JobSnapshot, JobState
 from airflow_profsched.slurm import reasons, states
 
-# The name comes last: a foreign job's may hold anything, the separator too.
+# What people write comes last: a comment or a foreign job's name may hold anything, the separator too.
 SQUEUE_FIELDS = (
     "JobID", "UserName", "State", "RestartCnt", "PreemptTime", "SubmitTime", "StartTime", "EndTime",
-    "TimeLimit", "QOS", "Partition", "NodeList", "exit_code", "Reason", "Name",
+    "TimeLimit", "QOS", "Partition", "NodeList", "exit_code", "Reason", "Name", "Comment",
 )  # fmt: skip
 SACCT_FIELDS = (
     "JobIDRaw", "User", "State", "ExitCode", "Submit", "Start", "End",
@@ -82,6 +82,7 @@ def _from_squeue(row: dict[str, str]) -> Record:
         preempt_s=preempt_s,
         granted=Granted(_text(row["QOS"]), _text(row["Partition"]), _limit(row["TimeLimit"]), _text(row["NodeList"])),
         raw=row["State"],
+        cancel_marked=row["Comment"].startswith(COMMENT) and row["Comment"].endswith(CANCELLED),
     )
     return Record(snapshot, row["Name"], row["UserName"])
 
