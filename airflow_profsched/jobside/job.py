@@ -64,8 +64,7 @@ class Job:
     def environment(self):
         """Build what the program sees: the job's environment, the author's variables, and the contract's."""
         env = dict(os.environb)
-        for name, value in self.own_variables().items():
-            env[name] = value
+        env.update(self.own_variables())
         contract = self.contract()
         contract.update(self.rendezvous())
         env.update({os.fsencode(name): os.fsencode(str(value)) for name, value in contract.items()})

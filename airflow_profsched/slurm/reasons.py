@@ -20,6 +20,8 @@ _NEVER = {
 _PER_JOB = re.compile(r"(QOS|Assoc|Max)\w*Per(Job|Node)(Limit)?$|QOSMin\w+$")
 _GROUP = re.compile(r"(QOS|Assoc)Grp\w+$")
 _HELD = ("JobHeldUser", "JobHeldAdmin")
+_REQUEUED_HELD = re.compile(r"requeued[ _](?:in[ _])?held")
+"""squeue writes these reasons with blanks, scontrol with underscores."""
 
 
 def never(reason: str) -> str:
@@ -33,7 +35,7 @@ def never(reason: str) -> str:
     """
     if reason in _NEVER:
         return _NEVER[reason]
-    if "user env retrieval failed" in reason:
+    if "user env retrieval failed" in reason.replace("_", " "):
         return "the user's environment could not be read on the node"
     if _PER_JOB.match(reason):
         return "it is larger than a limit for one job"
@@ -58,7 +60,7 @@ def waiting_state(state: JobState, reason: str, restarts: int) -> JobState:
     """
     if state is not JobState.QUEUED:
         return state
-    if reason == "JobHoldMaxRequeue" or "requeued held" in reason or (reason in _HELD and restarts):
+    if reason == "JobHoldMaxRequeue" or _REQUEUED_HELD.search(reason) or (reason in _HELD and restarts):
         return JobState.REQUEUED_HELD
     if reason in _HELD:
         return JobState.QUEUED_HELD

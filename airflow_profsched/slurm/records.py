@@ -210,11 +210,13 @@ def _limit(text: str) -> int | None:
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    """Squeue prints a wait status or `code:signal`, sacct `code:signal`."""
-    code, colon, signal = text.partition(":")
+    """squeue prints a wait status or `code:signal`, sacct `code:signal`; a signal counts as a shell shows it."""
+    code, colon, word = text.partition(":")
     number = _whole(code)
     if number is None:
         return None, None
-    if not colon:
-        return (number >> 8, number & 0x7F) if number > 0xFF else (number, None)  # noqa: PLR2004 - wait(2)
-    return number, _whole(signal) or None
+    if colon:
+        signal = _whole(word) or None
+    else:
+        number, signal = (number >> 8, number & 0x7F or None) if number > 0xFF else (number, None)  # noqa: PLR2004 - wait(2)
+    return (128 + signal if signal and not number else number), signal

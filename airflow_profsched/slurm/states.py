@@ -44,10 +44,6 @@ FLAGS: dict[str, JobState | None] = {
 }
 """Flags that keep a base state from being an end, or say more about a waiting job."""
 
-SHORT = {word[:9]: word for word in (*BASE, *FLAGS)}
-"""sacct cuts words to nine characters and a `+` where a column is narrow."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A state as it was read.
@@ -103,7 +99,10 @@ _RANK = [
 
 def _name(word: str) -> str:
     first = word.split(maxsplit=1)[0].upper()
-    return SHORT.get(first[:-1], first[:-1]) if first.endswith("+") else first
+    if not first.endswith("+"):
+        return first
+    meant = [known for known in (*BASE, *FLAGS) if known.startswith(first[:-1])]
+    return meant[0] if len(meant) == 1 else first  # sacct cuts words where its column is narrow
 
 
 def _names_somebody(word: str) -> bool:

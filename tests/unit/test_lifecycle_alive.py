@@ -233,10 +233,23 @@ def test_without_a_look_nothing_is_concluded_from_the_look_before():
 
 def test_an_adopted_job_that_was_cancelled_is_followed_by_a_fresh_attempt_once():
     run = watching(submitting(Run(TASK), 1, "n", 1000.0, 10), "7", adopted=True)
-    run, action = see(run, CANCELLED, left())
+    marked = replace(CANCELLED, cancel_marked=True)
+    run, action = see(run, marked, left())
     assert (action, run.adopted, run.without_progress) == (Submit(), False, 0)
     run = watching(submitting(run, 2, "n", NOW, 10), "7")
+    assert see(run, marked, left())[1].cause is EndCause.CANCELLED
+
+
+def test_an_adopted_job_that_somebody_cancelled_on_the_cluster_stays_cancelled():
+    run = watching(submitting(Run(TASK), 1, "n", 1000.0, 10), "7", adopted=True)
     assert see(run, CANCELLED, left())[1].cause is EndCause.CANCELLED
+
+
+def test_who_cancelled_a_job_is_waited_for_but_not_for_ever():
+    asked = replace(CANCELLED, complete=False)
+    run, action = see(RUN, asked, left())
+    assert action == Watch()
+    assert see(run, asked, left(), NOW + 61)[1].cause is EndCause.CANCELLED
 
 
 def test_an_adopted_job_that_failed_by_itself_fails_the_task():
