@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := check
-.PHONY: demo test check lint bench cover lock clean venv
+.PHONY: demo playground test check lint bench cover lock clean venv
 
 BIN := .venv/bin
 
@@ -24,6 +24,7 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.house_rules
+	$(BIN)/python -m tools.policy_reference --check
 
 check: lint ## what a change must pass, without a cluster; under two minutes
 	$(BIN)/pytest tests/unit
@@ -37,6 +38,9 @@ cover: venv ## branches of core, held at 100 %
 
 demo: venv ## a preempted training and an inference, on a Slurm of their own
 	$(BIN)/python -m throwaway.demo
+
+playground: venv ## the same Slurm and Airflow, kept up to try things out (docs/tutorial/first-dag.md)
+	$(BIN)/python -m throwaway.playground
 
 bench: venv ## writes benchmarks/results.json
 	$(BIN)/python -m benchmarks

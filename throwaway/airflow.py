@@ -161,6 +161,11 @@ class AirflowStack:
             "\n".join([f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-lines:]]) for path in paths
         )
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of its processes."""
+        return dict(self._variables)
+
     def cli(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run an `airflow` command as the user."""
         options = users.run_as(self.user, self._variables)

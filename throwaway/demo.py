@@ -245,7 +245,15 @@ def show(rows: list[dict[str, Any]]) -> None:
     print()
 
 
-def _set_up(slurm: ThrowawaySlurm) -> AirflowStack:
+def set_up(slurm: ThrowawaySlurm) -> AirflowStack:
+    """Make an Airflow for a cluster, with a policy of six lines and the DAGs of this checkout; it is not started.
+
+    Args:
+        slurm: the cluster, up.
+
+    Returns:
+        The Airflow.
+    """
     say("making the environment of the ordinary user")
     made = environment.make(slurm.dir / "stage")
     policy = slurm.dir / "policy.yaml"
@@ -274,7 +282,7 @@ def main() -> int:
         return 1
     airflow = None
     try:
-        airflow = _set_up(slurm)
+        airflow = set_up(slurm)
         say("starting Airflow's four processes")
         airflow.up()
         return _play(Demo(slurm, airflow))

@@ -36,7 +36,7 @@ class Environment:
 
     def variables(self) -> dict[str, str]:
         """Return the variables that a process in this environment needs."""
-        path = f"{self.python.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        path = f"{self.stage}/bin:{self.python.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return {"PATH": path, "PYTHONPATH": str(self.stage)}
 
 
@@ -54,9 +54,13 @@ def make(stage: Path, lock: Path = LOCK) -> Environment:
         Unavailable: it cannot be made here.
     """
     _stage(stage)
-    if os.geteuid() != 0:
-        return Environment(Path(sys.executable), stage)
-    return Environment(_cached(lock) / "bin" / "python", stage)
+    python = _cached(lock) / "bin" / "python" if os.geteuid() == 0 else Path(sys.executable)
+    command = stage / "bin" / "profsched"  # the staged one names this process's Python, which the user may not reach
+    command.write_text(
+        f"#!{python}\nimport sys\nfrom airflow_profsched.cli import main\nsys.exit(main())\n", encoding="utf-8"
+    )
+    command.chmod(0o755)
+    return Environment(python, stage)
 
 
 def _uv(*argv: str, **variables: str) -> None:

@@ -119,14 +119,23 @@ def _of_file(args: argparse.Namespace) -> Iterator[tuple[TaskRequest, tuple[str,
 
 def _dags(path: Path) -> list[Any]:
     from airflow.sdk import DAG  # noqa: PLC0415 - likewise
+    from airflow.sdk.definitions._internal.contextmanager import DagContext  # noqa: PLC0415, PLC2701 - see below
 
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"profsched_explained_{path.stem}", path)
     if spec is None or spec.loader is None or not path.exists():
         raise PolicyError(f"{path} is no file of Python")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))  # Airflow puts the folder of DAGs there as well
-    spec.loader.exec_module(module)
-    return [value for value in vars(module).values() if isinstance(value, DAG)]
+    sys.modules[module.__name__] = module
+    # As Airflow's own DagBag finds them: by a module's variables, and by `with DAG(…):` without a name.
+    DagContext.current_autoregister_module_name = module.__name__
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        DagContext.current_autoregister_module_name = None
+    registered = [dag for dag, owner in DagContext.autoregistered_dags if owner is module]
+    named = [value for value in vars(module).values() if isinstance(value, DAG)]
+    return list({dag.dag_id: dag for dag in (*named, *registered)}.values())
 
 
 def _unmapped(task: Any) -> Any:

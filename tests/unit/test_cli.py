@@ -65,6 +65,16 @@ def test_explain_a_mapped_task(policy, capsys):
     assert "profile inference" in capsys.readouterr().out
 
 
+def test_explain_a_dag_without_a_name(policy, capsys, tmp_path):
+    place = tmp_path / "nameless.py"
+    place.write_text(
+        "from airflow.sdk import DAG\nfrom airflow_profsched.operators import InferenceOperator\n"
+        "with DAG('nameless', schedule=None):\n    InferenceOperator(task_id='t', command=['true'])\n"
+    )
+    assert main(["explain", str(place), "--policy", policy]) == 0
+    assert "nameless.t: profile inference" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
