@@ -11,8 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Suites against a real Slurm may not be skipped where Slurm can be installed: on CI, and where we are root and have apt.
 ifneq (,$(filter true,$(CI))$(shell [ "$$(id -u)" = 0 ] && command -v apt-get))
-PROFSCHED_REQUIRE ?= slurm
-export PROFSCHED_REQUIRE
+REQUIRE := PROFSCHED_REQUIRE=slurm,airflow
 endif
 
 venv: ## the environment, from the lock
@@ -30,7 +29,7 @@ check: lint ## what a change must pass, without a cluster; under two minutes
 	$(BIN)/pytest tests/unit
 
 test: lint ## everything, on real clusters
-	$(BIN)/pytest tests
+	$(REQUIRE) $(BIN)/pytest tests
 
 cover: venv ## branches of core, held at 100 %
 	$(BIN)/pytest tests/unit --cov --cov-report=

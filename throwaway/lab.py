@@ -88,6 +88,8 @@ class Lab:
         self.home.mkdir(exist_ok=True)
         shutil.chown(self.home, self.slurm.user)
         self.environment = environment.make(self.home / "stage")
+        # Once: a copy made beside a task that starts would be read half written, as an empty program that ends well.
+        self.put(Path(__file__).with_name("one_task.py"))
         template = self._home("template")
         code = "from airflow.utils import db; db.initdb()"
         done = subprocess.run(
@@ -165,7 +167,7 @@ class Lab:
         out = home / "outcome.json"
         body = {"dag_id": name, "operator": operator, "arguments": dict(arguments), "out": str(out), **(spec or {})}
         (home / "spec.json").write_text(json.dumps(body), encoding="utf-8")
-        runner = self.put(Path(__file__).with_name("one_task.py"))
+        runner = self.home / "one_task.py"
         assert self.environment is not None, "not up"
         with (home / "log").open("wb") as log:
             process = subprocess.Popen(

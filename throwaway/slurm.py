@@ -316,14 +316,17 @@ class ThrowawaySlurm:
         pid, child = self.pids.get(part), self._children.get(part)
         if pid is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-        if number not in ENDING:
-            return
-        if child is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=30)
-        if not processes.wait_end(pid, 30 if child is None else 0):
+        for _ in range(30):  # a daemon that has only just started loses a signal
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            if number not in ENDING:
+                return
+            if child is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(timeout=1)
+            if processes.wait_end(pid, 1 if child is None else 0):
+                break
+        else:
             raise RuntimeError(f"{part} (pid {pid}) goes on 30 s after signal {number}\n{self.tail_logs()}")
         del self.pids[part]
         self._save_pids()

@@ -119,7 +119,7 @@ def _of_file(args: argparse.Namespace) -> Iterator[tuple[TaskRequest, tuple[str,
 
 def _dags(path: Path) -> list[Any]:
     from airflow.sdk import DAG  # noqa: PLC0415 - likewise
-    from airflow.sdk.definitions._internal.contextmanager import DagContext  # noqa: PLC0415, PLC2701 - see below
+    from airflow.sdk.definitions._internal.contextmanager import DagContext  # noqa: PLC0415 - see below
 
     spec = importlib.util.spec_from_file_location(f"profsched_explained_{path.stem}", path)
     if spec is None or spec.loader is None or not path.exists():

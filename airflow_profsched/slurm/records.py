@@ -210,7 +210,7 @@ def _limit(text: str) -> int | None:
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    """squeue prints a wait status or `code:signal`, sacct `code:signal`; a signal counts as a shell shows it."""
+    """Squeue prints a wait status or `code:signal`, sacct `code:signal`; a signal counts as a shell shows it."""
     code, colon, word = text.partition(":")
     number = _whole(code)
     if number is None:

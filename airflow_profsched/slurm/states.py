@@ -44,6 +44,7 @@ FLAGS: dict[str, JobState | None] = {
 }
 """Flags that keep a base state from being an end, or say more about a waiting job."""
 
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A state as it was read.

