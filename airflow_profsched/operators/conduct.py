@@ -125,6 +125,8 @@ class Conductor:
                 moved = workdir.set_checkpoints_aside(self.desk.placement.work_dir, self.task)
                 self.reporter.say(f"starting afresh: the old checkpoints were moved to {moved}" if moved else "")
             before = Run(self.task, attempt=before.attempt)
+        elif self.plan.cleared:  # whatever lives was wanted before the clear: it goes, and a fresh job takes its place
+            before = Run(self.task, attempt=before.attempt)
         return self.submit(replace(before, phase=Phase.SUBMITTING if before.phase is Phase.NEW else before.phase))
 
     def keep(self, run: Run) -> None:
@@ -169,14 +171,15 @@ class Conductor:
         """The living job of an earlier submission; None where there is none, and a new one may be submitted."""
         jobs = converse(self.desk.scheduler.find(self.task), self.sender)
         living = [job for job in jobs if not job.cancelled]
-        if jobs and (not living or not self.durable):
+        anew = not self.durable or (self.plan.cleared and not any(job.nonce == run.nonce for job in living))
+        if jobs and (not living or anew):
             for job in living:
                 converse(self.desk.scheduler.cancel(job.job_id, "Airflow: a later try starts anew"), self.sender)
             self.reporter.say(f"waiting until job {jobs[0].job_id} of an earlier try has gone")
             return self._kept(replace(run, phase=Phase.SUBMITTING, not_before_s=time.time() + DYING_S))
         if living:
             return self._adopt(run, living[0])
-        if run.phase is Phase.WATCHING and self.durable:
+        if run.phase is Phase.WATCHING and not anew:
             return self._kept(replace(run, adopted=True))  # it has ended meanwhile; how, the next step will see
         return None
 

@@ -41,6 +41,7 @@ class Plan:
         cwd: its working directory; empty: the task's directory.
         try_number: Airflow's try.
         fresh_on_retry: whether a later try starts with an empty checkpoint directory.
+        cleared: whether this is the first try after a clear: it wants a fresh job, not one that is still alive.
         traceparent: W3C trace context, where Airflow traces.
     """
 
@@ -49,6 +50,7 @@ class Plan:
     cwd: str = ""
     try_number: int = 1
     fresh_on_retry: bool = False
+    cleared: bool = False
     traceparent: str = ""
 
 
@@ -95,8 +97,15 @@ def plan(operator: WorkloadOperator, context: Context) -> Plan:
         cwd=operator.cwd or "",
         try_number=int(context["ti"].try_number),
         fresh_on_retry=checkpoint is not None and checkpoint.fresh_on_retry,
+        cleared=_cleared(operator, context),
         traceparent=os.environ.get("TRACEPARENT", ""),
     )
+
+
+def _cleared(operator: WorkloadOperator, context: Context) -> bool:
+    """A clear sets a task instance's `max_tries` to its tries so far and the task's retries; a retry leaves it alone."""
+    before = (getattr(context["ti"], "max_tries", None) or 0) - (operator.retries or 0)
+    return before > 0 and int(context["ti"].try_number) == before + 1
 
 
 def model(kind: type[ModelT], value: Any, task_id: str) -> ModelT | None:

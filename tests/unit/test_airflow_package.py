@@ -155,6 +155,27 @@ def test_wrong_arguments_are_policy_errors_of_the_task():
         model(Resources, {"gpu": 8}, "t")
 
 
+@pytest.mark.parametrize(
+    ("try_number", "max_tries", "retries", "cleared"),
+    [
+        (1, 0, 0, False),
+        (2, 2, 2, False),
+        (3, 2, 2, False),
+        (2, 1, 0, True),
+        (3, 4, 2, True),
+        (4, 4, 2, False),
+        (1, None, 0, False),
+    ],
+)
+def test_the_first_try_after_a_clear_is_known(try_number, max_tries, retries, cleared):
+    from types import SimpleNamespace
+
+    from airflow_profsched.operators.plan import _cleared
+
+    context = {"ti": SimpleNamespace(try_number=try_number, max_tries=max_tries)}
+    assert _cleared(SimpleNamespace(retries=retries), context) is cleared
+
+
 def test_the_trigger_survives_its_own_serialisation():
     from airflow_profsched.triggers.workload import WorkloadTrigger
 
