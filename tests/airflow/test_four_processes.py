@@ -129,6 +129,7 @@ def test_a_cleared_task_starts_one_fresh_job(stack):
 
     jobs = until("a fresh job", fresh, 120)
     assert len(jobs) == 1
+    until("its trigger", lambda: f"job {jobs[0]} on" in airflow.log("long", run_id, "work", 2), 60)
     patch(airflow, "long", run_id, "failed")
     until("its end", lambda: not live(slurm), 60)
     assert airflow.run_state("long", run_id) in ENDED
