@@ -64,7 +64,8 @@ def make(stage: Path, lock: Path = LOCK) -> Environment:
 
 
 def _uv(*argv: str, **variables: str) -> None:
-    env = {**os.environ, "UV_CACHE_DIR": str(CACHE / "uv"), "UV_PYTHON_DOWNLOADS": "never", **variables}
+    fixed = {"UV_CACHE_DIR": str(CACHE / "uv"), "UV_PYTHON_DOWNLOADS": "never", "UV_SYSTEM_CERTS": "true"}
+    env = {**os.environ, **fixed, **variables}
     if os.geteuid() != 0:
         del env["UV_CACHE_DIR"]
     uv = Path(sys.executable).with_name("uv")

@@ -74,6 +74,7 @@ main() {
     exec 9<"$LOCK" && flock 9 # two makes at once: the second waits and finds it done
     environment=$(environment_stamp "$python") project=$(digest <pyproject.toml)
     export UV_CACHE_DIR=${UV_CACHE_DIR:-$(choose_cache)} UV_PYTHON_DOWNLOADS=never VIRTUAL_ENV=$PWD/$VENV
+    export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-true} # a site's own certificate authority is known to the system, not to uv
     if ! stamped environment "$environment"; then
         install_lock "$python"
         echo "$environment" >"$VENV/.stamp-environment"
