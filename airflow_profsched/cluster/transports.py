@@ -106,7 +106,7 @@ class AsyncLocalSender(_Local):
         process = await asyncio.create_subprocess_exec(*self.argv(request), env=self.environment(request), **_PIPES)
         try:
             out, err = await asyncio.wait_for(process.communicate(_stdin(request)), request.timeout_s)
-        except TimeoutError:
+        except asyncio.TimeoutError:  # another class than the builtin one before 3.11
             _kill_group(process.pid)
             await process.wait()
             raise _no_answer(request) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 
 _SAFE_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=-]{0,79}")
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
@@ -13,7 +13,15 @@ _RESERVED = ("mailbox",)
 """What lies beside the DAGs' directories: a DAG of that name gets another one."""
 
 
-class JobState(StrEnum):
+class Words(str, Enum):
+    """An enumeration whose members are their own words (enum.StrEnum is 3.11)."""
+
+    def __str__(self) -> str:
+        """Return the word."""
+        return str(self.value)
+
+
+class JobState(Words):
     """How a job stands (DRMAA2, GFD-R-P.194, section 8.1)."""
 
     UNDETERMINED = "undetermined"
@@ -32,7 +40,7 @@ class JobState(StrEnum):
         return self in (JobState.DONE, JobState.FAILED)
 
 
-class EndCause(StrEnum):
+class EndCause(Words):
     """Why a job ended; the state says only that it ended."""
 
     COMPLETED = "completed"

@@ -6,8 +6,7 @@ Rule 1: every decision about another attempt is here. Rule 2: it knows no cluste
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from enum import StrEnum
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from airflow_profsched.core.evidence import (
@@ -19,14 +18,14 @@ from airflow_profsched.core.evidence import (
     settle,
     settle_unknown,
 )
-from airflow_profsched.core.jobs import EndCause, JobSnapshot, JobState
+from airflow_profsched.core.jobs import EndCause, JobSnapshot, JobState, Words
 from airflow_profsched.core.run import Attempt, Phase, Run, recorded, stopped_for, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Recovery(StrEnum):
+class Recovery(Words):
     """What an end means for the task."""
 
     SUCCEED = "succeed"
@@ -460,4 +459,4 @@ def _ended_words(end: _Ending) -> str:
 def _utc(moment_s: float) -> str:
     if not 0 <= moment_s < _YEAR_10000_S:  # what a cluster says may be anything
         return f"{moment_s:.0f} s after 1970"
-    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(moment_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

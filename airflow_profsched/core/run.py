@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar, Union, cast
 
 from airflow_profsched.core.evidence import Submission
-from airflow_profsched.core.jobs import EndCause, Granted, JobKey, TaskKey
+from airflow_profsched.core.jobs import EndCause, Granted, JobKey, TaskKey, Words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ _HISTORY = 32
 T = TypeVar("T")
 
 
-class Phase(StrEnum):
+class Phase(Words):
     """Where a run stands between Airflow and the cluster."""
 
     NEW = "new"
