@@ -1,0 +1,1 @@
+"""Figures that we claim, each measured beside its anchor in one run: `make bench`."""
