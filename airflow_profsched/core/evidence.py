@@ -108,6 +108,7 @@ class Verdict:
         start_step: the step that the program started from, by marker; None where no marker tells.
         step: the newest complete checkpoint's step, by marker or look; None where there is none or none can be seen.
         visible: whether the checkpoints could be seen, by anyone.
+        strange: what was found and not believed, in words.
     """
 
     cause: EndCause | None
@@ -116,6 +117,7 @@ class Verdict:
     start_step: int | None = None
     step: int | None = None
     visible: bool = False
+    strange: tuple[str, ...] = ()
 
 
 def findings_from_json(text: str) -> Findings:
@@ -286,7 +288,7 @@ def _progress(found: Findings, markers: tuple[EndMarker, ...]) -> Verdict:
         steps.append(found.checkpoint.step)
     started = max((m.start_step for m in markers if m.start_step is not None), default=None)
     visible = found.checkpoint.visible or bool(steps)
-    return Verdict(None, start_step=started, step=max(steps, default=None), visible=visible)
+    return Verdict(None, start_step=started, step=max(steps, default=None), visible=visible, strange=found.strange)
 
 
 def _by_markers(base: Verdict, seen: JobSnapshot, markers: tuple[EndMarker, ...], own: Submission) -> Verdict | None:

@@ -453,6 +453,8 @@ def _ended_words(end: _Ending) -> str:
             words.append(f"on rank {end.verdict.rank}")
     if end.run.granted.nodes:
         words.append(f"(node {end.run.granted.nodes})")
+    if end.cause in (EndCause.LAUNCH_FAILED, EndCause.LOST):  # perhaps it left what we did not believe
+        words += [f"[{strange}]" for strange in end.verdict.strange[:3]]
     return " ".join(words)
 
 

@@ -150,7 +150,7 @@ class Conductor:
             The run: watching its job, or waiting because the cluster cannot take it now.
         """
         try:
-            if run.phase in (Phase.SUBMITTING, Phase.WATCHING):
+            if self._submitted_before(run):
                 found = self._find_living(run)
                 if found is not None:
                     return found
@@ -162,6 +162,13 @@ class Conductor:
                 f"{self.desk.placement.cluster} does not answer, trying again in {ASK_AGAIN_S:.0f} s: {error}"
             )
             return self._kept(replace(run, not_before_s=time.time() + ASK_AGAIN_S))
+
+    def _submitted_before(self, run: Run) -> bool:
+        """Whether a job may live already; a first submission costs no question."""
+        if run.phase is not Phase.NEW:
+            return run.phase in (Phase.SUBMITTING, Phase.WATCHING)
+        # A DAG run that was deleted and made again, or a store that was lost, leaves directories of attempts behind.
+        return workdir.highest_attempt(self.desk.placement.work_dir, self.task) > 0
 
     def _kept(self, run: Run) -> Run:
         self.keep(run)
