@@ -52,6 +52,11 @@ class Task:
             raise RuntimeError(f"{self.name} left no outcome\n{self.log()[-6000:]}")
         return dict(json.loads(self.out.read_text(encoding="utf-8")))
 
+    def calls(self) -> list[str]:
+        """Return which callbacks were called, in turn."""
+        place = self.out.with_name("calls")
+        return place.read_text(encoding="utf-8").splitlines() if place.exists() else []
+
     def log(self) -> str:
         """Return what the task has logged."""
         return self.log_file.read_text(encoding="utf-8", errors="replace")
@@ -165,7 +170,8 @@ class Lab:
         shutil.copy(self.home / "template" / "airflow.db", home / "airflow.db")
         shutil.chown(home / "airflow.db", self.slurm.user)
         out = home / "outcome.json"
-        body = {"dag_id": name, "operator": operator, "arguments": dict(arguments), "out": str(out), **(spec or {})}
+        body = {"dag_id": name, "operator": operator, "arguments": dict(arguments), "out": str(out)}
+        body |= {"calls": str(home / "calls"), **(spec or {})}
         (home / "spec.json").write_text(json.dumps(body), encoding="utf-8")
         runner = self.home / "one_task.py"
         assert self.environment is not None, "not up"

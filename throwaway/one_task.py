@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,22 @@ def build(spec: dict[str, Any]) -> Any:
     for name in ("execution_timeout", "retry_delay"):
         if name in arguments:
             arguments[name] = timedelta(seconds=arguments[name])
+    if spec.get("calls"):
+        for name in ("preempted", "resumed"):
+            arguments[f"on_{name}"] = _noting(Path(spec["calls"]), name)
     with DAG(spec["dag_id"], schedule=None, tags=spec.get("tags", [])) as dag:
         getattr(operators, spec["operator"])(task_id=spec.get("task_id", "work"), **arguments)
     return dag
+
+
+def _noting(place: Path, name: str) -> Callable[[Any], None]:
+    """A callback that notes that it was called, and for which task."""
+
+    def note(context: Any) -> None:
+        with place.open("a", encoding="utf-8") as out:
+            out.write(f"{name} {context['ti'].task_id}\n")
+
+    return note
 
 
 def serialise(dag: Any) -> None:

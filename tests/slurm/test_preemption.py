@@ -25,6 +25,7 @@ class Outcome:
     inference: dict
     log: str
     run_dir: object
+    calls: list
 
     @property
     def attempts(self):
@@ -85,7 +86,7 @@ def preempted(lab, slot, *options, nodes=1, after=12, times=1, seconds=10, **arg
     record = result["record"] or {"attempts": []}
     rows = lab.accounted(*(attempt["job_id"] for attempt in record["attempts"]), *jobs)
     mine = [rows[attempt["job_id"]] for attempt in record["attempts"]]
-    return Outcome(result, task.steps(), mine, rows.get(jobs[0], {}), task.log(), task.run_dir)
+    return Outcome(result, task.steps(), mine, rows.get(jobs[0], {}), task.log(), task.run_dir, task.calls())
 
 
 def came_back(outcome, grace_s=10, last=60):
@@ -95,6 +96,7 @@ def came_back(outcome, grace_s=10, last=60):
     assert len(outcome.jobs) == 2, "one job per attempt"
     assert [attempt["ended_by"] for attempt in outcome.attempts] == ["preempted", "completed"]
     assert outcome.result["record"]["preemptions"] == 1
+    assert outcome.calls == ["preempted work", "resumed work"]
     assert outcome.numbers[-1] == last, "a success without the last step"
     assert outcome.jobs[1]["start"] - outcome.inference["end"] <= 5, "running again within 5 s of the room"
     assert outcome.inference["start"] - outcome.inference["submit"] <= grace_s + 3
