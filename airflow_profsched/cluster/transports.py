@@ -9,7 +9,7 @@ import pwd
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,12 +79,14 @@ class LocalSender(_Local):
             return workdir.look(request)
         if isinstance(request, ReadFile):
             return workdir.read_tail(request)
-        process = subprocess.Popen(self.argv(request), env=self.environment(request), **_PIPES)
+        with _in_words(request):
+            process = subprocess.Popen(self.argv(request), env=self.environment(request), **_PIPES)
         try:
             out, err = process.communicate(_stdin(request), timeout=request.timeout_s)
         except subprocess.TimeoutExpired:
             _kill_group(process.pid)
-            process.communicate(timeout=_AFTER_KILL_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, or a child holds its pipes
+                process.communicate(timeout=_AFTER_KILL_S)
             raise _no_answer(request) from None
         except BaseException:  # the worker is interrupted: leave no process behind
             _kill_group(process.pid)
@@ -103,12 +105,14 @@ class AsyncLocalSender(_Local):
             return await asyncio.to_thread(workdir.look, request)
         if isinstance(request, ReadFile):
             return await asyncio.to_thread(workdir.read_tail, request)
-        process = await asyncio.create_subprocess_exec(*self.argv(request), env=self.environment(request), **_PIPES)
+        with _in_words(request):
+            process = await asyncio.create_subprocess_exec(*self.argv(request), env=self.environment(request), **_PIPES)
         try:
             out, err = await asyncio.wait_for(process.communicate(_stdin(request)), request.timeout_s)
         except asyncio.TimeoutError:  # another class than the builtin one before 3.11
             _kill_group(process.pid)
-            await process.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _AFTER_KILL_S)
             raise _no_answer(request) from None
         except BaseException:  # the trigger is cancelled: leave no process behind
             _kill_group(process.pid)
@@ -127,6 +131,15 @@ def _reply(code: int, out: bytes, err: bytes) -> Reply:
 def _no_answer(command: Command) -> ClusterUnavailableError:
     words = f"{command.argv[0]} gave no answer within {command.timeout_s:.0f} s and was ended"
     return ClusterUnavailableError(words) if command.idempotent else LostReplyError(words)
+
+
+@contextlib.contextmanager
+def _in_words(command: Command) -> Iterator[None]:
+    """A process that could not be started has asked nothing."""
+    try:
+        yield
+    except OSError as error:
+        raise ClusterUnavailableError(f"{command.argv[0]} cannot be started on this host: {error}") from error
 
 
 def _kill_group(pid: int) -> None:

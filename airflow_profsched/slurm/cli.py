@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from airflow_profsched.cluster.exchange import Command, Exchange, Reply
-from airflow_profsched.core.errors import LostReplyError, SubmitError, SubmitLimitError
+from airflow_profsched.core.errors import ClusterUnavailableError, LostReplyError, SubmitError, SubmitLimitError
 from airflow_profsched.core.jobs import EndCause, FoundJob, JobRef, JobSnapshot, JobState
 from airflow_profsched.slurm import records
 from airflow_profsched.slurm.records import Record
@@ -18,10 +19,14 @@ ONLY_STATE_SINCE = (24, 11)
 
 IDS_PER_COMMAND = 1000
 _CLOCKS_S = 120.0
-_ANSWER = re.compile(r"(\d+)(?:;[\w.-]+)?")
+_ANSWER = re.compile(r"([0-9]+)(?:;[\w.-]+)?")
+_NEVER_SENT = re.compile(
+    r"\(connect failure\)|connection refused|in standby mode|temporarily unable to accept", re.IGNORECASE
+)
 _LIMIT = re.compile("MaxSubmit|job submit limit|MaxJobCount|would exceed", re.IGNORECASE)
 _UNKNOWN_JOB = re.compile("invalid job id|job/step already completing or completed|already finished", re.IGNORECASE)
 _LIVE = "PENDING,RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STAGE_OUT,SIGNALING,STOPPED,RESIZING,REQUEUED,REQUEUE_HOLD,SPECIAL_EXIT"
+_LIVING = frozenset(JobState) - {JobState.DONE, JobState.FAILED, JobState.UNDETERMINED}
 _SQUEUE = ("squeue", "--noheader", "--states=all")
 
 
@@ -39,8 +44,8 @@ def submit(script: str, name: str, nonce: str) -> Exchange[str]:
     Raises:
         SubmitLimitError: refused for now.
         SubmitError: refused.
-        LostReplyError: no answer, and no such job: it may still come.
-        ClusterUnavailableError: the controller did not answer; nothing was submitted.
+        LostReplyError: no answer, and no such job, or nobody to ask about it: it may still come.
+        ClusterUnavailableError: the controller could not be reached; nothing was submitted.
     """
     command = Command(("sbatch", "--parsable"), stdin=script, idempotent=False)
     try:
@@ -51,7 +56,7 @@ def submit(script: str, name: str, nonce: str) -> Exchange[str]:
     answer = _ANSWER.fullmatch(lines[-1]) if lines else None
     if not reply.code and answer:
         return answer.group(1)
-    if not reply.code or reply.code < 0 or "timed out" in reply.err.lower():
+    if not reply.code or (unanswered(reply) and not _NEVER_SENT.search(reply.err)):
         lost = LostReplyError(f"sbatch ended with {reply.code} and named no job: {said(reply)}")
         return (yield from _look_up(name, nonce, lost))
     if unanswered(reply):
@@ -62,7 +67,11 @@ def submit(script: str, name: str, nonce: str) -> Exchange[str]:
 
 def _look_up(name: str, nonce: str, lost: LostReplyError) -> Exchange[str]:
     """Find the job of a lost answer; it may have ended already."""
-    for job in (yield from _named(name, "all")):
+    try:
+        jobs = yield from _named(name, "all")
+    except ClusterUnavailableError as error:  # "nothing was submitted" is more than anybody knows
+        raise LostReplyError(f"{lost}; {error}") from error
+    for job in jobs:
         if job.nonce == nonce:
             return job.job_id
     raise lost
@@ -116,6 +125,9 @@ def query(
 
     Returns:
         Snapshots by id; a job that is absent is known to neither.
+
+    Raises:
+        ClusterUnavailableError: the controller did not answer; or accounting did not, and there is nothing else to say.
     """
     found: dict[str, JobSnapshot] = {}
     detailed = {ref.job_id: ref for ref in details}
@@ -134,7 +146,7 @@ def query(
         if ref.job_id in found and not found[ref.job_id].detailed:
             del found[ref.job_id]
     if accounting and missing:
-        found = _completed(found, (yield from _accounted(missing)))
+        found = yield from _with_accounting(found, missing)
     return found
 
 
@@ -147,6 +159,21 @@ def _settled(seen: JobSnapshot | None) -> bool:
     if seen is None or (seen.state.ended and not seen.detailed):
         return False
     return seen.cause is not EndCause.CANCELLED
+
+
+def _with_accounting(found: dict[str, JobSnapshot], missing: Sequence[JobRef]) -> Exchange[dict[str, JobSnapshot]]:
+    """Ask accounting; where it is silent, what the controller said of the others still counts."""
+    try:
+        accounted = yield from _accounted(missing)
+    except ClusterUnavailableError as error:
+        if not found:
+            raise
+        unknown = {ref.job_id for ref in missing} - found.keys()
+        return found | {
+            job_id: JobSnapshot(job_id, JobState.UNDETERMINED, raw=f"not in the queue; {error}", detailed=False)
+            for job_id in unknown
+        }
+    return _completed(found, accounted)
 
 
 def _chunks(refs: Sequence[JobRef]) -> Iterator[Sequence[JobRef]]:
@@ -218,6 +245,8 @@ def _completed(found: dict[str, JobSnapshot], accounted: dict[str, JobSnapshot])
     """Add what accounting knows; where the controller knows a job as well, only who cancelled it."""
     for job_id, row in accounted.items():
         seen = found.get(job_id)
+        if seen is None and row.state in _LIVING:
+            continue  # the controller does not know it: its end has not come there yet, or never will
         if seen is None:
             found[job_id] = row
         elif row.cause is EndCause.CANCELLED:
@@ -238,16 +267,20 @@ def cancel(job_id: str) -> Exchange[None]:
         ClusterError: Slurm refused.
         ClusterUnavailableError: no answer; the job may run on.
     """
-    show = Command(("squeue", "--noheader", f"--jobs={job_id}", "--Format=Comment:|"))
-    reply = yield show
-    comment = reply.out.strip().removesuffix("|") if not reply.code else ""
-    if comment.startswith(records.COMMENT) and not comment.endswith(records.CANCELLED):
-        # It is a copy for people and for the next try; where it cannot be written the job is cancelled all the same.
-        yield Command(("scontrol", "update", f"jobid={job_id}", f"comment={comment}{records.CANCELLED}"))
+    # The mark is a copy for people and for the next try; where it cannot be written the job is cancelled all the same.
+    with contextlib.suppress(ClusterUnavailableError):
+        yield from _mark(job_id)
     command = Command(("scancel", job_id))
     reply = yield command
     if reply.code and not _UNKNOWN_JOB.search(reply.err):
         checked(reply, command)
+
+
+def _mark(job_id: str) -> Exchange[None]:
+    reply = yield Command(("squeue", "--noheader", f"--jobs={job_id}", "--Format=Comment:|"))
+    comment = reply.out.strip().removesuffix("|") if not reply.code else ""
+    if comment.startswith(records.COMMENT) and not comment.endswith(records.CANCELLED):
+        yield Command(("scontrol", "update", f"jobid={job_id}", f"comment={comment}{records.CANCELLED}"))
 
 
 def nudge(job_id: str) -> Exchange[None]:

@@ -54,7 +54,7 @@ def _rows(out: str, fields: tuple[str, ...]) -> list[dict[str, str]]:
     rows = []
     for line in out.splitlines():
         parts = line.strip("\n").split("|", len(fields) - 1)
-        if len(parts) == len(fields) and parts[0].strip().isdigit():
+        if len(parts) == len(fields) and _whole(parts[0].strip()) is not None:
             values = [part.strip() for part in parts]
             values[-1] = values[-1].removesuffix("|")
             rows.append(dict(zip(fields, values, strict=True)))
@@ -180,7 +180,7 @@ def comment(attempt: int, nonce: str, try_number: int, profile: str) -> str:
 
 def user_name(uid: str) -> str:
     """Return a user's name where this host knows it."""
-    if not uid.isdigit():
+    if not uid.isdecimal():
         return uid
     try:
         return f"{pwd.getpwuid(int(uid)).pw_name} (uid {uid})"
@@ -189,7 +189,7 @@ def user_name(uid: str) -> str:
 
 
 def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() and len(text) < 19 else None  # noqa: PLR2004 - fits 64 bits
+    return int(text) if text.isdecimal() and len(text) < 19 else None  # noqa: PLR2004 - fits 64 bits
 
 
 def _moment(text: str) -> float | None:

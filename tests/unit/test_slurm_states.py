@@ -123,9 +123,25 @@ def test_exit_codes(shown, code, signal):
     assert (record.snapshot.exit_code, record.snapshot.signal) == (code, signal)
 
 
-@given(st.text())
-def test_no_reply_breaks_the_readers(out):
+def read(out):
     records.squeue_records(out)
     records.sacct_records(out)
     records.state_records(out)
     records.found_jobs(out)
+
+
+@given(st.text())
+def test_no_reply_breaks_the_readers(out):
+    read(out)
+
+
+ODD = st.one_of(
+    st.text(), st.sampled_from(["²", "٣", "9" * 30, "-1", "CANCELLED by ²", "CANCELLED by 99999999999", "0:²", "0:300"])
+)
+
+
+@given(st.dictionaries(st.sampled_from(records.SQUEUE_FIELDS), ODD))
+def test_no_column_breaks_the_readers(changes):
+    read(line(**changes))
+    read("|".join(["7", *(changes.get(name, "") for name in records.SQUEUE_FIELDS[:12])]))  # as many as accounting's
+    read("|".join(["7", *(changes.get(name, "") for name in records.SQUEUE_FIELDS[:7])]))

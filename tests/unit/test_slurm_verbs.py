@@ -73,6 +73,10 @@ def test_the_last_line_of_the_answer_is_the_job(out):
     [
         LostReplyError("no answer within 60 s"),
         Reply(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
+        Reply(1, "", "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received"),
+        Reply(
+            1, "", "sbatch: error: Batch job submission failed: Unable to contact slurm controller (receive failure)"
+        ),
         Reply(0, "see you later\n"),
         Reply(-9, "", ""),
     ],
@@ -86,6 +90,16 @@ def test_a_lost_answer_is_looked_up_and_adopted_never_sent_again(lost):
 def test_a_lost_answer_without_such_a_job_stays_lost():
     send = Script(sbatch=LostReplyError("?"), squeue=found("11", "other"))
     with pytest.raises(LostReplyError):
+        run(cli.submit("#!", "task", "n"), send)
+
+
+@pytest.mark.parametrize(
+    "silence", [ClusterUnavailableError("no answer within 60 s"), Reply(1, "", "Socket timed out")]
+)
+def test_a_lost_answer_that_cannot_be_looked_up_stays_lost(silence):
+    """Else the caller would take it for a submission that never went out, and send another: two jobs."""
+    send = Script(sbatch=Reply(1, "", "sbatch: error: Socket timed out on send/recv operation"), squeue=silence)
+    with pytest.raises(LostReplyError, match=r"sbatch ended with 1 .*; "):
         run(cli.submit("#!", "task", "n"), send)
 
 
@@ -181,6 +195,42 @@ def test_accounting_says_who_cancelled_and_until_then_the_end_is_not_complete():
     assert (answers["1"].complete, answers["1"].cancelled_by) == (True, "root (uid 0)")
 
 
+def test_silent_accounting_keeps_nobody_from_the_controllers_answers():
+    """One job that has left the controller, while slurmdbd is away: the preempted one beside it is still seen."""
+    silent = Reply(
+        1, "", "sacct: error: Problem talking to the database: Connection refused\nslurmdbd: connection lost"
+    )
+    send = Script(squeue=shown("1", "PREEMPTED") + shown("2", "CANCELLED"), sacct=silent)
+    answers = ask(send, [ref("1"), ref("2"), ref("3")])
+    assert answers["1"].cause is EndCause.PREEMPTED
+    assert (answers["2"].cause, answers["2"].complete) == (EndCause.CANCELLED, False)
+    assert (answers["3"].state, answers["3"].detailed) == (JobState.UNDETERMINED, False), "neither ended nor missing"
+    assert "Connection refused" in answers["3"].raw
+
+
+@pytest.mark.parametrize("word", ["RUNNING", "PENDING", "SUSPENDED", "REQUEUED"])
+def test_a_job_that_only_accounting_believes_alive_is_not_known(word):
+    """A runaway job stays RUNNING there for ever; its end marker or a deadline decides."""
+    send = Script(squeue=Reply(1, "", "slurm_load_jobs error: Invalid job id specified"), sacct=accounted("3", word))
+    assert ask(send, [ref("3")]) == {}
+
+
+def test_a_state_of_accounting_that_nobody_knows_is_kept_raw():
+    send = Script(
+        squeue=Reply(1, "", "slurm_load_jobs error: Invalid job id specified"), sacct=accounted("3", "WEDGED")
+    )
+    answer = ask(send, [ref("3")])["3"]
+    assert (answer.state, answer.raw) == (JobState.UNDETERMINED, "WEDGED")
+
+
+def test_what_the_cheap_form_called_ended_is_settled_by_details_or_accounting_alone():
+    gone = Reply(1, "", "slurm_load_jobs error: Invalid job id specified")
+    send = Script(squeue=["1|COMPLETED\n", gone], sacct=accounted("1", "PREEMPTED"))
+    assert ask(send, [ref("1")], release=(24, 11, 5))["1"].cause is EndCause.PREEMPTED
+    send = Script(squeue=["1|COMPLETED\n", gone], sacct="")
+    assert ask(send, [ref("1")], release=(24, 11, 5)) == {}
+
+
 def test_thousands_of_jobs_are_asked_in_few_commands():
     send = Script(squeue=["", "", ""], sacct=["", "", ""])
     ask(send, [ref(str(number)) for number in range(1, 2501)])
@@ -195,6 +245,20 @@ def test_a_job_is_marked_before_it_is_cancelled():
     run(cli.cancel("7"), send)
     assert send.asked[1] == ("scontrol", "update", "jobid=7", f"comment={records.comment(1, 'n', 1, 'p')}:cancelled")
     assert send.asked[2] == ("scancel", "7")
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"squeue": ClusterUnavailableError("no answer within 60 s")},
+        {"squeue": records.comment(1, "n", 1, "p") + "|\n", "scontrol": ClusterUnavailableError("no answer")},
+        {"squeue": records.comment(1, "n", 1, "p") + "|\n", "scontrol": Reply(1, "", "Access/permission denied")},
+    ],
+)
+def test_a_mark_that_cannot_be_written_keeps_no_job_alive(answers):
+    send = Script(**answers, scancel="")
+    run(cli.cancel("7"), send)
+    assert send.asked[-1] == ("scancel", "7")
 
 
 def test_cancelling_what_has_ended_is_no_error_but_silence_is():
