@@ -111,7 +111,7 @@ class AsyncLocalSender(_Local):
             out, err = await asyncio.wait_for(process.communicate(_stdin(request)), request.timeout_s)
         except asyncio.TimeoutError:  # another class than the builtin one before 3.11
             _kill_group(process.pid)
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(process.wait(), _AFTER_KILL_S)
             raise _no_answer(request) from None
         except BaseException:  # the trigger is cancelled: leave no process behind

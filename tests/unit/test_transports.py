@@ -54,7 +54,7 @@ def gone(pid):
     """Whether a process has ended; who is dead and not yet buried counts as gone."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it went before it was read, or while
         return True
 
 
