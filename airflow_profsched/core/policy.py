@@ -93,7 +93,7 @@ class SlurmCluster(Model):
     conn_id: str = Field("slurm_default", description="Airflow connection; slurm_default need not exist")
     work_dir: Directory = Field("", description="directory that the nodes and Airflow share")
     poll_interval: Duration = Field(30, description="seconds between two questions to the controller")
-    keep: Duration = Field(14 * 86400, description="how long files of finished attempts are kept")
+    keep: Duration = Field(14 * 86400, description="how long files of finished attempts are to be kept (no effect yet)")
     files: Files = Files()
     node_lost_after: Duration = Field(300, description="how long a job may be unknown to a cluster that answers")
     gpu_form: Literal["gres", "gpus", "gpus-per-node"] = Field("gres", description="the site's way to ask for GPUs")

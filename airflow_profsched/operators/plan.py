@@ -192,7 +192,8 @@ def lay_out(made: Plan, desk: Desk, run: Run, script: str) -> None:
         AttemptExistsError: somebody has taken this attempt's number.
         WorkDirError: the directory cannot be written.
     """
-    workdir.prepare_attempt(desk.paths(run.key), _spec(made, desk, run), dict(made.env), script)
+    sharing = workdir.Sharing(desk.placement.files_group, desk.placement.files_umask)
+    workdir.prepare_attempt(desk.paths(run.key), _spec(made, desk, run), dict(made.env), script, sharing)
 
 
 def _spec(made: Plan, desk: Desk, run: Run) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import pathlib
@@ -45,6 +46,23 @@ def test_everything_is_laid_out_for_its_owner_alone(paths):
     for path in (attempt, attempt.parent, *attempt.iterdir()):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
     assert json.loads((attempt.parent / "owner").read_text()) == {"version": 1, "task": TASK.name, "attempt": 1}
+
+
+def test_a_group_may_be_let_in_but_never_to_the_variables(paths):
+    spec = {"argv": ["true"], "checkpoint_dir": f"{paths.task_dir}/checkpoints"}
+    gid = grp.getgrall()[-1].gr_gid if os.geteuid() == 0 else os.getegid()
+    sharing = workdir.Sharing(grp.getgrgid(gid).gr_name, 0o027)
+    workdir.prepare_attempt(paths, spec, {"TOKEN": "secret"}, "#!/bin/bash\n", sharing)
+    attempt = pathlib.Path(paths.attempt_dir)
+    assert stat.S_IMODE(attempt.stat().st_mode) == 0o750
+    assert attempt.stat().st_gid == gid
+    assert stat.S_IMODE((attempt / "env.sh").stat().st_mode) == 0o600
+
+
+def test_an_unknown_group_is_an_error_in_words(paths):
+    spec = {"argv": ["true"], "checkpoint_dir": ""}
+    with pytest.raises(WorkDirError, match="nosuchgroup"):
+        workdir.prepare_attempt(paths, spec, {}, "#!", workdir.Sharing("nosuchgroup"))
 
 
 def test_secrets_lie_in_no_other_file(paths):
