@@ -214,11 +214,11 @@ def _fields(error: Any) -> Collection[str]:
     schema: Any = PolicyFile.model_json_schema()
     definitions = schema.get("$defs", {})
     for part in error["loc"][:-1]:
-        schema = _deref(_descend(schema, part, definitions), definitions)
+        schema = _deref(_descend(schema, part), definitions)
     return list(schema.get("properties", ()))
 
 
-def _descend(schema: Any, part: str | int, definitions: Any) -> Any:
+def _descend(schema: Any, part: str | int) -> Any:
     if isinstance(part, int):
         return schema.get("items", {})
     tagged = schema.get("discriminator", {}).get("mapping", {}).get(part)
@@ -226,21 +226,14 @@ def _descend(schema: Any, part: str | int, definitions: Any) -> Any:
         return {"$ref": tagged}
     named = schema.get("properties", {}).get(part)
     entries = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")]
-    return named or next((entry for entry in entries if entry), _optional(schema, definitions))
-
-
-def _optional(schema: Any, definitions: Any) -> Any:
-    """A field that may be null: the choice that is a model."""
-    inner = [_deref(choice, definitions) for choice in schema.get("anyOf", ())]
-    return next((one for one in inner if one.get("properties")), {})
+    return named or next((entry for entry in entries if entry), {})
 
 
 def _deref(schema: Any, definitions: Any) -> Any:
-    if not isinstance(schema, dict):
-        return {}
-    if "$ref" in schema:
-        return definitions.get(str(schema["$ref"]).rpartition("/")[2], {})
-    return schema
+    """Follow a reference, or the one choice of a field that may also be null."""
+    choices = [choice for choice in schema.get("anyOf", ()) if "$ref" in choice]
+    schema = choices[0] if choices else schema
+    return definitions.get(str(schema["$ref"]).rpartition("/")[2], {}) if "$ref" in schema else schema
 
 
 def _dangling(policy: Policy) -> Iterator[str]:

@@ -144,7 +144,12 @@ class World:
         if cause == EndCause.CANCELLED:  # of an adopted job
             assert before.adopted
             return
-        steps = [m.step for m in of_newest_start(before, seen) if m.step is not None]
+        chosen = {}  # where two files claim one rank, the one that proves less is believed
+        for m in of_newest_start(before, seen):
+            other = chosen.get(m.rank)
+            if other is None or (m.done, m.ended_s) <= (other.done, other.ended_s):
+                chosen[m.rank] = m
+        steps = [m.step for m in chosen.values() if m.step is not None]
         look = seen.found.checkpoint if seen.found is not None else CheckpointView(visible=False)
         steps += [look.step] if look.step is not None else []
         newer = bool(steps) and max(steps) > before.start_step

@@ -251,3 +251,48 @@ def test_no_value_becomes_an_option_or_a_second_word(value, where):
     for scalar in (placed.gpu_type, *(setting for _, setting in placed.overrides)):
         assert not scalar.startswith("-")
         assert all("!" <= char <= "~" and char not in "\"'\\#`" for char in scalar)
+
+
+def test_no_cluster_and_none_that_serves_are_different_errors():
+    with pytest.raises(UnknownNameError, match="knows no cluster"):
+        place(text="version: 1\n")
+    with pytest.raises(NotAllowedError, match="does not take profile training"):
+        place(text="version: 1\nclusters: {dgx: {kind: slurm, profiles: {inference: {}}}}\n")
+    with pytest.raises(NotAllowedError, match="does not take profile training"):
+        place(text=SIX_LINES + "routes: {training: [{to: dgx, when: {wait_over: 60s}}]}\n")
+
+
+def test_an_image_is_left_out_with_a_note_or_refused():
+    placed = place(image="registry.site/train:1")
+    assert any("image registry.site/train:1: left out" in reason for reason in placed.reasons)
+    with pytest.raises(NotAllowedError, match="does not run images on Slurm yet"):
+        place(image="x", text=SIX_LINES.replace("kind: slurm", "kind: slurm\n    container: {runtime: pyxis}"))
+
+
+def test_an_interval_may_be_given():
+    text = SIX_LINES + "profiles: {training: {checkpoint: {interval: 20m}}}\n"
+    placed = place(text=text)
+    assert (placed.checkpoint_interval_s, placed.checkpointed) == (1200.0, True)
+
+
+def test_budgets_of_the_task_go_before_the_profiles():
+    assert place(budgets=Budgets(without_progress=1, deadline="2h")).budgets.deadline_s == 7200
+
+
+def test_a_file_that_is_too_large_is_refused():
+    with pytest.raises(PolicyError, match="is larger than"):
+        load_policy("#" * (1 << 21), "p.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("version: 1\nclusters: {d: {kind: slurm, files: {umask: '9'}}}\n", "is no umask"),
+        ("version: 1\nrules: [{when: {dag_tga: x}, profile: training}]\n", "did you mean 'dag_tag'"),
+        ("version: 1\nprofiles: {training: {allowed: {owner: [x]}}}\n", "did you mean 'owners'"),
+        ("version: 1\nrules: 3\n", "p.yaml:2: rules"),
+    ],
+)
+def test_more_faults(text, words):
+    with pytest.raises(PolicyError, match=words):
+        load_policy(text, "p.yaml")
