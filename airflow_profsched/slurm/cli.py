@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
@@ -19,11 +20,14 @@ ONLY_STATE_SINCE = (24, 11)
 
 IDS_PER_COMMAND = 1000
 _CLOCKS_S = 120.0
+_AFTER_RESTART_S = 3
 _ANSWER = re.compile(r"([0-9]+)(?:;[\w.-]+)?")
 _NEVER_SENT = re.compile(
     r"\(connect failure\)|connection refused|in standby mode|temporarily unable to accept", re.IGNORECASE
 )
-_LIMIT = re.compile("MaxSubmit|job submit limit|MaxJobCount|would exceed", re.IGNORECASE)
+_LIMIT = re.compile("MaxSubmit|MaxJobCount", re.IGNORECASE)
+_SOME_LIMIT = re.compile("job submit limit", re.IGNORECASE)
+_NAMED_LIMIT = re.compile(r"\b(?:QOS|Assoc)(?:Max|Min|Grp)\w+")
 _UNKNOWN_JOB = re.compile("invalid job id|job/step already completing or completed|already finished", re.IGNORECASE)
 _LIVE = "PENDING,RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STAGE_OUT,SIGNALING,STOPPED,RESIZING,REQUEUED,REQUEUE_HOLD,SPECIAL_EXIT"
 _LIVING = frozenset(JobState) - {JobState.DONE, JobState.FAILED, JobState.UNDETERMINED}
@@ -61,8 +65,15 @@ def submit(script: str, name: str, nonce: str) -> Exchange[str]:
         return (yield from _look_up(name, nonce, lost))
     if unanswered(reply):
         checked(reply, command)
-    refused = SubmitLimitError if _LIMIT.search(reply.err) else SubmitError
+    refused = SubmitLimitError if _for_now(reply.err) else SubmitError
     raise refused(said(reply).replace("sbatch: error: ", ""))
+
+
+def _for_now(err: str) -> bool:
+    """Whether waiting helps. Slurm names the limit before a sentence that is the same for all of them (DenyOnLimit too)."""
+    if _LIMIT.search(err):
+        return True
+    return _SOME_LIMIT.search(err) is not None and not _NAMED_LIMIT.search(err)
 
 
 def _look_up(name: str, nonce: str, lost: LostReplyError) -> Exchange[str]:
@@ -284,12 +295,21 @@ def _mark(job_id: str) -> Exchange[None]:
 
 
 def nudge(job_id: str) -> Exchange[None]:
-    """Let a job start at once that Slurm has put off for two minutes after a restart.
+    """Let a job start that Slurm has put off for two minutes after a restart.
+
+    Not in the second of the restart: its credential would be taken for the revoked one of the run before, and the job
+    ends FAILED (measured on 22.05). The moment is absolute, so asking again never puts it off.
 
     Args:
         job_id: the job.
     """
-    command = Command(("scontrol", "update", f"jobid={job_id}", "StartTime=now"))
+    command = Command((*_SQUEUE, f"--jobs={job_id}", "--Format=SubmitTime:|"))
+    reply = yield command
+    restarted_s = None if _knows_none(reply) else records.moment(checked(reply, command).strip().removesuffix("|"))
+    if restarted_s is None:
+        return
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(restarted_s + _AFTER_RESTART_S))
+    command = Command(("scontrol", "update", f"jobid={job_id}", f"StartTime={start}"), env=(("TZ", "UTC0"),))
     reply = yield command
     if reply.code and unanswered(reply):
         checked(reply, command)

@@ -22,6 +22,7 @@ FIND_FIELDS = ("JobID", "UserName", "State", "RestartCnt", "SubmitTime", "Reason
 
 COMMENT = "profsched:1:"
 CANCELLED = ":cancelled"
+_YEAR_10000_S = 253402300800
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def _from_squeue(row: dict[str, str]) -> Record:
     read = states.parse(row["State"])
     restarts = _whole(row["RestartCnt"]) or 0
     state = reasons.waiting_state(read.state, row["Reason"], restarts)
-    preempt_s = _moment(row["PreemptTime"])
+    preempt_s = moment(row["PreemptTime"])
     started = state not in (JobState.QUEUED, JobState.QUEUED_HELD, JobState.REQUEUED, JobState.REQUEUED_HELD)
     code, signal = _exit(row["exit_code"])
     snapshot = JobSnapshot(
@@ -76,9 +77,9 @@ def _from_squeue(row: dict[str, str]) -> Record:
         signal=signal,
         restarts=restarts,
         reason="" if row["Reason"] == "None" else row["Reason"],
-        submit_s=_moment(row["SubmitTime"]),
-        start_s=_moment(row["StartTime"]) if started else None,  # for a waiting job it is a guess
-        end_s=_moment(row["EndTime"]) if state.ended else None,
+        submit_s=moment(row["SubmitTime"]),
+        start_s=moment(row["StartTime"]) if started else None,  # for a waiting job it is a guess
+        end_s=moment(row["EndTime"]) if state.ended else None,
         preempt_s=preempt_s,
         granted=Granted(_text(row["QOS"]), _text(row["Partition"]), _limit(row["TimeLimit"]), _text(row["NodeList"])),
         raw=row["State"],
@@ -117,9 +118,9 @@ def _from_sacct(row: dict[str, str]) -> Record:
         exit_code=code,
         signal=signal,
         reason="" if row["Reason"] == "None" else row["Reason"],
-        submit_s=_moment(row["Submit"]),
-        start_s=_moment(row["Start"]),
-        end_s=_moment(row["End"]) if read.state.ended else None,
+        submit_s=moment(row["Submit"]),
+        start_s=moment(row["Start"]),
+        end_s=moment(row["End"]) if read.state.ended else None,
         cancelled_by=user_name(read.cancelled_by),
         granted=Granted(_text(row["QOS"]), _text(row["Partition"]), _limit(row["Timelimit"]), _text(row["NodeList"])),
         raw=row["State"],
@@ -166,7 +167,7 @@ def _found(row: dict[str, str]) -> FoundJob:
         state=reasons.waiting_state(states.parse(row["State"]).state, row["Reason"], restarts),
         attempt=_whole(attempt),
         nonce=nonce,
-        submit_s=_moment(row["SubmitTime"]),
+        submit_s=moment(row["SubmitTime"]),
         profile=profile,
         cancelled=row["Comment"].endswith(CANCELLED),
         user=row["UserName"],
@@ -192,10 +193,17 @@ def _whole(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 19 else None  # noqa: PLR2004 - fits 64 bits
 
 
-def _moment(text: str) -> float | None:
-    """Epoch seconds: the sender sets SLURM_TIME_FORMAT=%s, so that no time zone has to be guessed."""
-    number = _whole(text)
-    return float(number) if number else None
+def moment(text: str) -> float | None:
+    """Read epoch seconds: the sender sets SLURM_TIME_FORMAT=%s, so that no time zone has to be guessed.
+
+    Args:
+        text: a column; `N/A`, words, and times after the year 9999 are none.
+
+    Returns:
+        Epoch seconds; None where there is no time.
+    """
+    number = _whole(text) or _YEAR_10000_S
+    return float(number) if number < _YEAR_10000_S else None
 
 
 def _text(text: str) -> str:

@@ -93,6 +93,12 @@ def test_a_lost_answer_without_such_a_job_stays_lost():
         run(cli.submit("#!", "task", "n"), send)
 
 
+VIOLATES = (
+    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
+    "(job submit limit, user's size and/or time limits)"
+)
+
+
 @pytest.mark.parametrize(
     "silence", [ClusterUnavailableError("no answer within 60 s"), Reply(1, "", "Socket timed out")]
 )
@@ -112,6 +118,10 @@ def test_a_lost_answer_that_cannot_be_looked_up_stays_lost(silence):
             SubmitLimitError,
         ),
         ("sbatch: error: AssocMaxSubmitJobLimit", SubmitLimitError),
+        (f"sbatch: error: QOSMaxSubmitJobPerUserLimit\n{VIOLATES}", SubmitLimitError),
+        (VIOLATES, SubmitLimitError),
+        (f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{VIOLATES}", SubmitError),
+        (f"sbatch: error: QOSMinGRES\n{VIOLATES}", SubmitError),
         (
             "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
             ClusterUnavailableError,
@@ -267,6 +277,22 @@ def test_cancelling_what_has_ended_is_no_error_but_silence_is():
     silent = Reply(1, "", "scancel: error: Kill job error on job id 7: Unable to contact slurm controller")
     with pytest.raises(ClusterUnavailableError):
         run(cli.cancel("7"), Script(squeue=Reply(1, "", "x"), scancel=silent))
+
+
+def test_a_nudge_starts_a_job_a_moment_after_its_restart_and_asking_again_never_puts_it_off():
+    """In the second of the restart it would end by "Job credential revoked"; `now+3` every 2 s would never come."""
+    send = Script(squeue="1796124645|\n", scontrol="")
+    run(cli.nudge("7"), send)
+    assert send.asked[1] == ("scontrol", "update", "jobid=7", "StartTime=2026-12-01T11:30:48")
+
+
+@pytest.mark.parametrize(
+    "shown", ["", "N/A|\n", "9" * 17 + "|\n", Reply(1, "", "slurm_load_jobs error: Invalid job id specified")]
+)
+def test_nobody_is_nudged_whose_restart_is_not_known(shown):
+    send = Script(squeue=shown)
+    run(cli.nudge("7"), send)
+    assert len(send.asked) == 1
 
 
 def test_find_passes_over_jobs_of_another_name_and_says_which_were_cancelled():
