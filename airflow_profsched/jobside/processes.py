@@ -9,24 +9,35 @@ import time
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def descendants(root):
-    """Return the pids of all living processes below one, also those in sessions of their own."""
-    children = {}  # type: dict
+def living():
+    """Yield every living process that can be seen, as pid, parent's pid and group."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open("/proc/%s/stat" % name, "rb") as source:
-                    fields = source.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != b"Z":
-                children.setdefault(int(fields[1]), []).append(int(name))
+                    state, parent, group = source.read().rpartition(b")")[2].split()[:3]
+            except (OSError, ValueError):
+                continue  # it ended while we looked
+            if state not in (b"Z", b"X"):
+                yield int(name), int(parent), int(group)
+
+
+def descendants(root):
+    """Return the pids of all living processes below one, also those in sessions of their own."""
+    children = {}  # type: dict
+    for pid, parent, _ in living():
+        children.setdefault(parent, []).append(pid)
     found, todo = [], [root]
     while todo:
         below = children.get(todo.pop(), [])
         found.extend(below)
         todo.extend(below)
     return found
+
+
+def members(group):
+    """Return the pids of all living processes of a group."""
+    return [pid for pid, _, its in living() if its == group]
 
 
 def send(pids, number):
@@ -36,6 +47,14 @@ def send(pids, number):
             os.kill(pid, number)
         except OSError:
             pass
+
+
+def send_group(group, number):
+    """Send a signal to a group that may be gone."""
+    try:
+        os.killpg(group, number)
+    except OSError:
+        pass
 
 
 def adopt_orphans():
@@ -52,6 +71,7 @@ class Signals:
     def __init__(self):
         self.notice_s = None
         self.number = None
+        self.settled = False
         self.passing = []  # type: list  # signals that are the program's own affair
         self.reader, writer = os.pipe()
         for handle in (self.reader, writer):
@@ -69,8 +89,15 @@ class Signals:
 
     def stop(self, number, frame):
         """Handle a stop signal: the first one counts, repeats say nothing new."""
-        if self.notice_s is None:
+        if self.notice_s is None and not self.settled:
             self.notice_s, self.number = time.time(), number
+
+    def settle(self, seconds):
+        """Wait a moment for a notice that is on its way; what comes later is none, for the program has ended before."""
+        until = time.time() + seconds
+        while self.notice_s is None and time.time() < until:
+            self.wait(until - time.time())
+        self.settled = True
 
     def wait(self, seconds):
         """Wait for a signal, or for the time to pass."""

@@ -8,59 +8,14 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
-from airflow_profsched.cluster import carry, workdir
-from airflow_profsched.core.jobs import JobKey, TaskKey
+from airflow_profsched.cluster import carry
+from tests.unit.node import KEY, Node, group, once, one, repeatedly
 
-KEY = JobKey(TaskKey("dag", "run", "task"), 1)
 SOURCES = pathlib.Path(carry.__file__).parent.parent / "jobside"
-
-
-class Node:
-    """A node: lays an attempt out and starts jobside as srun would."""
-
-    def __init__(self, tmp_path, code, ranks=1, env=None, **spec):
-        self.paths = workdir.AttemptPaths(str(tmp_path), KEY)
-        body = {
-            "version": 1, "task": KEY.task.name, "key": KEY.name, "attempt": 1, "nonce": "n", "cluster": "c", "profile": "training",
-            "preemptible": True, "argv": [sys.executable, "-c", code], "cwd": None, "work_dir": str(tmp_path),
-            "task_dir": self.paths.task_dir, "attempt_dir": self.paths.attempt_dir, "mailbox_dir": self.paths.mailbox_dir,
-            "checkpoint_dir": f"{self.paths.task_dir}/checkpoints", "layout": "", "grace_s": 3.0, "stop_signal": "TERM",
-            "checkpoint_interval_s": 12.5, "ranks": ranks, "nodes": ranks, "tasks_per_node": 1, "gpus_per_node": 4,
-            "walltime_s": 3600, "heartbeat_s": 60, "owner_poll_s": 0.2, "fence_s": 0, "traceparent": "",
-        }  # fmt: skip
-        workdir.prepare_attempt(self.paths, body | spec, env or {}, "#!")
-
-    def start(self, rank=0):
-        env = {
-            **os.environ,
-            "SLURM_PROCID": str(rank),
-            "SLURM_NODEID": str(rank),
-            "SLURM_JOB_ID": "7",
-            "SLURM_RESTART_COUNT": "0",
-        }
-        env.pop("SLURM_JOB_END_TIME", None)
-        return subprocess.Popen(
-            ["/bin/sh", f"{self.paths.attempt_dir}/step.sh"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True, cwd="/",
-        )  # fmt: skip
-
-    def marker(self, rank=0):
-        return json.loads((pathlib.Path(self.paths.attempt_dir) / f"rank-{rank}.end").read_text())
-
-    def file(self, name):
-        return pathlib.Path(self.paths.task_dir) / name
-
-    def wait_for(self, name, seconds=10):
-        until = time.monotonic() + seconds
-        while not self.file(name).exists():
-            assert time.monotonic() < until, f"{name} never came"
-            time.sleep(0.02)
-
 
 WAIT = "import time\nopen('ready', 'w').close()\ntime.sleep(60)\n"
 SAVE = """
@@ -78,29 +33,6 @@ open(os.path.join(place, "COMPLETE"), "w").close()
 sys.exit({code})
 """
 DECLARE = 'json.dump({"a": 1}, open(os.environ["PROFSCHED_RESULT"], "w"))'
-
-
-def one(process, number):
-    os.kill(process.pid, number)
-
-
-def group(process, number):
-    """Everything the step holds, as Slurm does it: jobside, the program, and what it has started."""
-    below = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
-    )
-    for pid in [process.pid, *map(int, below.stdout.split())]:
-        os.kill(pid, number)
-
-
-def once(send, process):
-    send(process, signal.SIGTERM)
-
-
-def repeatedly(send, process):
-    for _ in range(3):
-        send(process, signal.SIGTERM)
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("send", [one, group])
