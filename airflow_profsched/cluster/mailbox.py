@@ -5,6 +5,7 @@ A note only says when to look, never what is true.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from airflow_profsched.cluster import workdir
-from airflow_profsched.jobside.files import write_atomically
+from airflow_profsched.jobside.files import read_regular, write_atomically
 
 _NOTE = re.compile(r"([a-z0-9][a-z0-9-]{0,70})\.(start|notice|end)")
 _MOST_NOTES = 200_000
@@ -35,7 +36,7 @@ def list_mailbox(work_dir: str) -> dict[str, set[str]]:
                 if number >= _MOST_NOTES:
                     break
                 match = _NOTE.fullmatch(entry.name)
-                if match:
+                if match and entry.is_file(follow_symlinks=False):
                     notes.setdefault(match.group(1), set()).add(match.group(2))
     except OSError:
         return {}
@@ -51,7 +52,8 @@ def clear_notes(work_dir: str, notes: Mapping[str, Collection[str]]) -> None:
     """
     for key, events in notes.items():
         for event in events:
-            Path(work_dir, "mailbox", f"{key}.{event}").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is gone, or stays and costs a question: nobody fails by a note
+                Path(work_dir, "mailbox", f"{key}.{event}").unlink()
 
 
 def write_watch_file(work_dir: str, names: Collection[str]) -> None:
@@ -84,8 +86,9 @@ def watched_names(work_dir: str, now_s: float, within_s: float) -> set[str]:
     for place in Path(work_dir, "mailbox", "watch").glob("*-*"):
         try:
             if now_s - place.stat().st_mtime <= within_s:
-                names.update(json.loads(place.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+                said = json.loads(read_regular(str(place)))
+                names.update(name for name in said if isinstance(name, str))
+        except (OSError, ValueError, TypeError, RecursionError):
             continue
     return names
 
@@ -123,6 +126,6 @@ def read_kept(work_dir: str, name: str, within_s: float, now_s: float) -> str | 
     try:
         if now_s - place.stat().st_mtime > within_s:
             return None
-        return place.read_text(encoding="utf-8")
-    except OSError:
+        return str(read_regular(str(place)), "utf-8")
+    except (OSError, ValueError):
         return None

@@ -27,11 +27,12 @@ from airflow_profsched.cluster.exchange import Look, ReadFile, Reply
 from airflow_profsched.core.errors import PolicyError, WorkDirError
 from airflow_profsched.core.jobs import JobKey, TaskKey
 from airflow_profsched.jobside import checkpoints
-from airflow_profsched.jobside.files import write_atomically
+from airflow_profsched.jobside.files import read_json, write_atomically
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]{0,6})")
-_MARKER_BYTES = 64 << 10
+_MARKER = re.compile(r"rank-[0-9]{1,6}\.end")
+_MARKER_BYTES, _ALL_MARKERS_BYTES, _MOST_MARKERS = 64 << 10, 16 << 20, 4096
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -111,7 +112,11 @@ def check_work_dir(path: str, cluster: str) -> None:
             f"cluster {cluster} has no work_dir: name a directory that its nodes and Airflow share "
             f"(clusters.{cluster}.work_dir in the policy file)"
         )
-    if not Path(path).is_dir():
+    if not Path(path).is_absolute():
+        raise WorkDirError(
+            f"work_dir {path} of cluster {cluster} is not absolute: its nodes would look for it elsewhere"
+        )
+    if not os.access(path, os.F_OK) or not Path(path).is_dir():  # is_dir() raises where one above may not be entered
         raise WorkDirError(
             f"work_dir {path} of cluster {cluster} is not there, or is no directory, on this host ({socket.gethostname()}): "
             "mount it, or make it for the user Airflow runs as"
@@ -151,9 +156,10 @@ def prepare_attempt(
     Raises:
         AttemptExistsError: somebody has taken this attempt's number.
         WorkDirError: the directory cannot be written.
-        PolicyError: a variable that no process can have.
+        PolicyError: a variable or an argument that no process can have.
     """
-    variables = env_file(env)  # refused before anything is written
+    variables = env_file(env)  # what cannot be is refused before anything is written
+    step = step_script(paths, spec["argv"], spec.get("cwd"))
     old = os.umask(sharing.umask)
     try:
         with in_words("laying out", paths.attempt_dir):
@@ -163,12 +169,16 @@ def prepare_attempt(
                 Path(paths.attempt_dir).mkdir()
             except FileExistsError:
                 raise AttemptExistsError(f"{paths.attempt_dir} is there already") from None
-            _write(paths, "spec.json", json.dumps(spec).encode(), 0o600)
-            _write(paths, "env.sh", variables, 0o600)
-            _write(paths, "jobside.pyz", jobside_zip(), 0o600)
-            _write(paths, "step.sh", step_script(paths, spec["argv"], spec.get("cwd")).encode(), 0o700)
-            _write(paths, "script.sh", script.encode("utf-8", "surrogateescape"), 0o600)
-            _share(paths, sharing)
+            try:
+                _write(paths, "spec.json", json.dumps(spec).encode(), 0o600)
+                _write(paths, "env.sh", variables, 0o600)
+                _write(paths, "jobside.pyz", jobside_zip(), 0o600)
+                _write(paths, "step.sh", step, 0o700)
+                _write(paths, "script.sh", script.encode("utf-8", "surrogateescape"), 0o600)
+                _share(paths, sharing)
+            except (OSError, WorkDirError):
+                shutil.rmtree(paths.attempt_dir, ignore_errors=True)  # half an attempt would only fill the disk
+                raise
     finally:
         os.umask(old)
 
@@ -183,15 +193,26 @@ def _make_dirs(paths: AttemptPaths, spec: Mapping[str, Any]) -> None:
 
 def _claim(paths: AttemptPaths) -> None:
     """Write the owner file: a jobside of an earlier attempt that still lives reads there that its time is over."""
-    place = Path(paths.task_dir, "owner")
+    place = f"{paths.task_dir}/owner"
     name, attempt = paths.key.task.name, paths.key.attempt
-    if place.exists():
-        owner = json.loads(place.read_text(encoding="utf-8"))
-        if owner.get("task") != name:
-            raise WorkDirError(f"{paths.task_dir} belongs to {owner.get('task')}, not to {name}: it is left untouched")
-        if int(owner.get("attempt", 0)) >= attempt:
-            raise AttemptExistsError(f"{place} names attempt {owner['attempt']} already")
-    write_atomically(str(place), json.dumps({"version": 1, "task": name, "attempt": attempt}))
+    owner = _owner(place)
+    if owner is not None and owner.get("task") != name:
+        raise WorkDirError(f"{paths.task_dir} belongs to {owner.get('task')}, not to {name}: it is left untouched")
+    if owner is not None and owner["attempt"] >= attempt:
+        raise AttemptExistsError(f"{place} names attempt {owner['attempt']} already")
+    write_atomically(place, json.dumps({"version": 1, "task": name, "attempt": attempt}))
+
+
+def _owner(place: str) -> dict[str, Any] | None:
+    try:
+        owner: dict[str, Any] = read_json(place)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        owner = {}
+    if type(owner.get("attempt")) is not int:
+        raise WorkDirError(f"{place} is no owner file of ours: see who wrote it, and move it away")
+    return owner
 
 
 def _write(paths: AttemptPaths, name: str, content: bytes, mode: int) -> None:
@@ -230,13 +251,21 @@ def env_file(env: Mapping[str, str]) -> bytes:
     for name, value in env.items():
         if not _ENV_NAME.fullmatch(name):
             raise PolicyError(f"env: {name!r} is no name of a variable (letters, digits and _, no digit first)")
-        if "\0" in value:
-            raise PolicyError(f"env: the value of {name} holds a NUL, which no variable can")
-        lines.append(f"export {name}={shlex.quote(value)}\n")
-    return "".join(lines).encode("utf-8", "surrogateescape")
+        lines.append(b"export " + name.encode() + b"=" + _encoded(f"env: the value of {name}", value) + b"\n")
+    return b"".join(lines)
 
 
-def step_script(paths: AttemptPaths, argv: Collection[str], cwd: str | None) -> str:
+def _encoded(what: str, text: str) -> bytes:
+    """Quote a text for a shell, as the bytes that a process gets."""
+    if "\0" in text:
+        raise PolicyError(f"{what} holds a NUL, which no process can be given")
+    try:
+        return shlex.quote(text).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise PolicyError(f"{what} is no text that can be encoded: {error.reason} at {error.start}") from error
+
+
+def step_script(paths: AttemptPaths, argv: Collection[str], cwd: str | None) -> bytes:
     """Render what every rank runs: jobside where python3 is new enough, else the bare command.
 
     Args:
@@ -246,19 +275,22 @@ def step_script(paths: AttemptPaths, argv: Collection[str], cwd: str | None) -> 
 
     Returns:
         A POSIX shell script.
+
+    Raises:
+        PolicyError: an argument that no process can have.
     """
-    place = shlex.quote(paths.attempt_dir)
-    command = " ".join(shlex.quote(word) for word in argv)
-    return f"""#!/bin/sh
+    place = _encoded("the attempt's directory", paths.attempt_dir)
+    command = b" ".join(_encoded("an argument of the command", word) for word in argv)
+    return b"""#!/bin/sh
 if python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
-  exec python3 -I {place}/jobside.pyz run {place}/spec.json
+  exec python3 -I %(place)s/jobside.pyz run %(place)s/spec.json
 fi
 echo 'profsched: this node has no python3 >= 3.6: the command runs without resume information' >&2
-: > {place}/plain
-cd {shlex.quote(cwd or paths.task_dir)} || exit 1
-. {place}/env.sh
-exec {command}
-"""
+(: > %(place)s/plain)
+cd %(cwd)s || exit 1
+. %(place)s/env.sh
+exec %(command)s
+""" % {b"place": place, b"cwd": _encoded("the working directory", cwd or paths.task_dir), b"command": command}
 
 
 def remove_attempt(paths: AttemptPaths) -> None:
@@ -274,12 +306,19 @@ def remove_attempt(paths: AttemptPaths) -> None:
 
 
 def highest_attempt(work_dir: str, task: TaskKey) -> int:
-    """Return the highest attempt that has a directory; 0 where there is none."""
+    """Return the highest attempt that has a directory, or that the owner file names; 0 where there is none."""
+    place = f"{work_dir}/{task.path}"
     try:
-        names = os.listdir(f"{work_dir}/{task.path}")
+        attempts = [int(match.group(1)) for name in os.listdir(place) if (match := _ATTEMPT.fullmatch(name))]
     except OSError:
         return 0
-    return max((int(match.group(1)) for name in names if (match := _ATTEMPT.fullmatch(name))), default=0)
+    try:
+        owner = _owner(f"{place}/owner") or {}
+    except (OSError, WorkDirError):
+        owner = {}
+    if owner.get("task") == task.name:  # it is written before the directory is made
+        attempts.append(owner["attempt"])
+    return max(attempts, default=0)
 
 
 def set_checkpoints_aside(work_dir: str, task: TaskKey) -> str:
@@ -339,7 +378,7 @@ def read_tail(request: ReadFile) -> Reply:
         request: which, and how much.
 
     Returns:
-        The text (undecodable bytes as surrogates), or the errno and what is wrong, in words.
+        The text (undecodable bytes replaced), or the errno and what is wrong, in words.
     """
     try:
         with _opened(request.work_dir, request.path, _FILE) as handle:
@@ -366,34 +405,55 @@ def look(request: Look) -> Reply:
     Returns:
         JSON, as `findings_from_json` reads it.
     """
-    markers, strange, names = [], [], []
+    markers: list[dict[str, Any]] = []
+    strange: list[str] = []
+    plain = False
     try:
         with _opened(request.work_dir, request.attempt_dir, _DIR) as handle:
             names = os.listdir(handle)
+            plain = "plain" in names
+            markers = _markers(request, handle, names, strange)
     except OSError as error:
         strange.append(_words(request.attempt_dir, error))
-    for name in sorted(names):
-        if re.fullmatch(r"rank-[0-9]{1,6}\.end", name):
-            try:
-                markers.append(_marker(request, name))
-            except OSError as error:
-                strange.append(_words(f"{request.attempt_dir}/{name}", error))
-            except (ValueError, RecursionError) as error:
-                strange.append(f"{request.attempt_dir}/{name}: is no JSON object ({error})")
     body = {
         "markers": markers,
-        "plain": "plain" in names,
+        "plain": plain,
         "checkpoint": checkpoints.view_checkpoints(request.checkpoint_dir, request.layout),
         "strange": strange,
     }
     return Reply(0, json.dumps(body))
 
 
-def _marker(request: Look, name: str) -> dict[str, Any]:
-    with _opened(request.work_dir, f"{request.attempt_dir}/{name}", _FILE) as handle:
-        if _regular(handle, request.work_dir, name).st_size > _MARKER_BYTES:
+def _markers(request: Look, handle: int, names: Collection[str], strange: list[str]) -> list[dict[str, Any]]:
+    """Read the end markers in an open directory; what is not believed is told in `strange`."""
+    wanted = sorted((name for name in names if _MARKER.fullmatch(name)), key=lambda name: (len(name), name))
+    if len(wanted) > _MOST_MARKERS:
+        strange.append(f"{request.attempt_dir}: {len(wanted)} end markers, of which {_MOST_MARKERS} are read")
+    found, left = [], _ALL_MARKERS_BYTES
+    for name in wanted[:_MOST_MARKERS]:
+        try:
+            content = _marker_content(request.work_dir, handle, name, left)
+            left -= len(content)
+            found.append(_marker(content))
+        except OSError as error:
+            strange.append(_words(f"{request.attempt_dir}/{name}", error))
+        except (ValueError, RecursionError) as error:
+            strange.append(f"{request.attempt_dir}/{name}: is no JSON object ({error})")
+    return found
+
+
+def _marker_content(work_dir: str, directory: int, name: str, most: int) -> bytes:
+    handle = os.open(name, _FILE, dir_fd=directory)
+    try:
+        if _regular(handle, work_dir, name).st_size > min(_MARKER_BYTES, most):
             raise OSError(errno.EFBIG, "is larger than a marker can be: not read", name)
-        body = json.loads(os.pread(handle, _MARKER_BYTES, 0))
+        return os.pread(handle, _MARKER_BYTES, 0)
+    finally:
+        os.close(handle)
+
+
+def _marker(content: bytes) -> dict[str, Any]:
+    body = json.loads(content)
     if not isinstance(body, dict):
         raise ValueError("not a mapping")  # noqa: TRY004 - read together with JSON's own errors
     return {name: value for name, value in body.items() if value is None or isinstance(value, (str, int, float))}

@@ -70,7 +70,7 @@ def readable(text):
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
-def read_regular(path, most=MOST_BYTES):
+def read_regular(path: str, most: int = MOST_BYTES) -> bytes:
     """Read a regular file, without following a link and without waiting for a FIFO.
 
     Args:
@@ -96,7 +96,7 @@ def read_regular(path, most=MOST_BYTES):
         os.close(handle)
 
 
-def read_json(path, most=MOST_BYTES):
+def read_json(path: str, most: int = MOST_BYTES) -> dict:
     """Read a JSON object from a regular file.
 
     Args:
