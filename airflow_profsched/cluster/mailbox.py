@@ -87,7 +87,7 @@ def watched_names(work_dir: str, now_s: float, within_s: float) -> set[str]:
         try:
             if now_s - place.stat().st_mtime <= within_s:
                 said = json.loads(read_regular(str(place)))
-                names.update(name for name in said if isinstance(name, str))
+                names.update(name for name in said if isinstance(said, list) and isinstance(name, str))
         except (OSError, ValueError, TypeError, RecursionError):
             continue
     return names

@@ -7,6 +7,8 @@ import stat
 from . import files
 
 MANIFEST, MARKS = "profsched.json", ("COMPLETE", "_SUCCESS")
+NUMBERED = re.compile(r"(?s)((?:.*[-_.=])?)([0-9]+)\Z")
+MARKED = re.compile(r"step[-_]([0-9]+)\Z")
 
 
 def newest_complete(directory, layout=""):
@@ -14,6 +16,9 @@ def newest_complete(directory, layout=""):
 
     Layouts: `manifest`, a directory with a `profsched.json` that names its files and their sizes and was written last;
     `step`, a directory `step-N` (or `step_N`) with an empty file `COMPLETE` or `_SUCCESS` that was written last.
+
+    Where names differ only in a number of their own at the end (`step-40`, `ckpt_40`, `40`) the number tells which is
+    newer, and only the newest are opened: ten thousand are no more work than one. Of other names each is opened.
 
     Args:
         directory: where checkpoints lie.
@@ -25,22 +30,25 @@ def newest_complete(directory, layout=""):
     Raises:
         OSError: the directory cannot be read; that is not the same as none.
     """
-    numbered, others = [], []
-    for entry in os.scandir(directory):
-        if not entry.is_dir(follow_symlinks=False):
-            continue
-        number = re.search(r"(\d+)$", entry.name)
-        if number:
-            numbered.append((int(number.group(1)), entry.path))
-        else:
-            others.append(entry.path)
+    series = {}  # type: dict
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                match = NUMBERED.match(entry.name)
+                name, number = match.groups() if match else (entry.name, 0)
+                series.setdefault(name, []).append((int(number), entry.path))
+    found = [newest_of(numbered, layout) for numbered in series.values()]
+    newest = max((pair for pair in found if pair), default=None)
+    return newest[::-1] if newest else None
+
+
+def newest_of(numbered, layout):
+    """Return step and path of the newest complete checkpoint of a series, given as numbers and paths."""
     for _, path in sorted(numbered, reverse=True):
         step = complete_step(path, layout)
         if step is not None:
-            return path, step
-    found = [(complete_step(path, layout), path) for path in others]
-    found = [(step, path) for step, path in found if step is not None]
-    return (max(found)[1], max(found)[0]) if found else None
+            return step, path
+    return None
 
 
 def complete_step(path, layout=""):
@@ -60,15 +68,19 @@ def manifest_step(path):
     step, named = body.get("step"), body.get("files")
     if isinstance(step, bool) or not isinstance(step, int) or step < 0 or not isinstance(named, dict):
         return None
-    return step if all(has_file(path, name, size) for name, size in named.items()) else None
+    return step if all(has_file(path, files.native(name), size) for name, size in named.items()) else None
 
 
 def has_file(directory, name, size):
-    """Whether a regular file of that size lies below a directory."""
-    if name.startswith("/") or ".." in name.split("/"):
+    """Whether a regular file of that size lies below a directory, on a way without links."""
+    parts = name.split("/")
+    if "" in parts or ".." in parts:
         return False
     try:
-        info = os.lstat(os.path.join(directory, name))
+        for depth in range(1, len(parts)):
+            if not stat.S_ISDIR(os.lstat(os.path.join(directory, *parts[:depth])).st_mode):
+                return False
+        info = os.lstat(os.path.join(directory, *parts))
     except (OSError, ValueError):
         return False
     return stat.S_ISREG(info.st_mode) and info.st_size == size
@@ -76,10 +88,18 @@ def has_file(directory, name, size):
 
 def marked_step(path):
     """Return the step in the name of a `step-N` directory that has its mark."""
-    number = re.match(r"step[-_](\d+)$", os.path.basename(path))
-    if number and any(os.path.isfile(os.path.join(path, mark)) for mark in MARKS):
+    number = MARKED.match(os.path.basename(path))
+    if number and any(is_regular(os.path.join(path, mark)) for mark in MARKS):
         return int(number.group(1))
     return None
+
+
+def is_regular(path):
+    """Whether a regular file lies there, and no link to one."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def view_checkpoints(directory: str, layout: str = "") -> dict:
