@@ -10,8 +10,10 @@ from airflow_profsched.core.errors import ClusterError, ClusterUnavailableError
 _NO_ANSWER = re.compile(
     "unable to contact slurm|socket timed out|connection refused|connection reset|zero bytes were transmitted"
     "|transport endpoint|slurm_persist_conn|slurmdbd: (?:failed|connection)|unable to establish controller"
-    "|temporarily unable to accept|resource temporarily unavailable|in standby mode|protocol authentication error"
-    "|open_slurmdb|sending message|communication connection failure|failed to connect",
+    "|temporarily unable to accept|resource temporarily unavailable|in standby mode|authentication error|munge encode failed"
+    "|open_slurmdb|sending message|communication connection failure|failed to connect"
+    "|unable to query jobs state"  # all that --only-job-state says of any failure, on 24.11 and 26.05
+    "|failed to fetch config|establish a configuration source",  # configless, and the controller is away
     re.IGNORECASE,
 )
 

@@ -179,6 +179,9 @@ def test_no_accounting_is_not_asked():
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
         "slurm_load_jobs error: Socket timed out on send/recv operation",
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
+        "squeue: error: slurm_load_job_state: Unable to query jobs state: Unspecified error",
+        'squeue: error: Munge encode failed: Failed to connect to "/run/munge/socket": Connection refused',
+        "squeue: error: fetch_config: DNS SRV lookup failed\nsqueue: fatal: Could not establish a configuration source",
     ],
 )
 def test_a_silent_controller_is_never_a_missing_job(said):
