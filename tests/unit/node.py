@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -40,7 +41,8 @@ class Node:
             "SLURM_RESTART_COUNT": "0",
             "SLURM_JOB_END_TIME": None,
         }
-        env = {name: value for name, value in {**os.environ, **slurm, **variables}.items() if value is not None}
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("PROFSCHED_")}
+        env = {name: value for name, value in {**ours, **slurm, **variables}.items() if value is not None}
         return subprocess.Popen(
             command or ["/bin/sh", f"{self.paths.attempt_dir}/step.sh"], env=env, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True, cwd="/",
@@ -93,7 +95,8 @@ def group(process, number):
         ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
     )
     for pid in [process.pid, *map(int, below.stdout.split())]:
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.kill(pid, number)
 
 
 def once(send, process):
