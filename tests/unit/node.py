@@ -41,8 +41,9 @@ class Node:
             "SLURM_RESTART_COUNT": "0",
             "SLURM_JOB_END_TIME": None,
         }
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("PROFSCHED_")}
-        env = {name: value for name, value in {**ours, **slurm, **variables}.items() if value is not None}
+        # PROFSCHED_REQUIRE and its like belong to the suite: a job would have none of them but by its contract.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROFSCHED_")}
+        env = {name: value for name, value in {**inherited, **slurm, **variables}.items() if value is not None}
         return subprocess.Popen(
             command or ["/bin/sh", f"{self.paths.attempt_dir}/step.sh"], env=env, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True, cwd="/",
@@ -94,8 +95,9 @@ def group(process, number):
     below = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
     )
-    for pid in [process.pid, *map(int, below.stdout.split())]:
-        with contextlib.suppress(ProcessLookupError):  # it has ended since
+    one(process, number)
+    for pid in map(int, below.stdout.split()):
+        with contextlib.suppress(ProcessLookupError):  # jobside has reaped it since
             os.kill(pid, number)
 
 
